@@ -1,0 +1,18 @@
+"""Attention for scientific Python on GPUs: FlashAttention for CuPy arrays, checked in float64.
+
+The functions take CuPy arrays (computed by CUDA kernels compiled at run time) or NumPy arrays (the
+same algorithm in NumPy). Importing starts neither CuPy nor a CUDA context.
+"""
+
+from __future__ import annotations
+
+from cupy_flash.api import attention
+from cupy_flash.env import configure_logging
+from cupy_flash.errors import CompileError
+from cupy_flash.explanation import Explanation, explain
+
+__version__ = "0.1.0"
+
+configure_logging()
+
+__all__ = ["CompileError", "Explanation", "__version__", "attention", "explain"]

@@ -1,0 +1,146 @@
+"""How far a result may be from the exact one, computed for each element from the data.
+
+The bounds follow from the algorithm's roundings, with multiplier 1: a right kernel stays within
+them on every input, and a lost key, a wrong scale or a sum in too few bits does not. In units of
+e = 2**-24 (2**-53 for float64):
+
+* a score of magnitude ``S = scale * sum |q_x k_x|`` at distance ``D`` below the row's maximum has
+  error ``delta = e ((d / 2 + 4) S + 4 D + 8)``;
+* an output of magnitude ``A = sum P |v|`` has error at most
+  ``u |o| + sum P delta |v| + A sum P delta + 2 e (sqrt(n) + n / 64 + 8) A``, u being the rounding
+  of the output's dtype;
+* lse has error at most ``e ((4 + 3 sqrt(d)) max S + 64 + sqrt(n))``: a score is a chain of d
+  fused multiply-adds, whose roundings add up like a random walk of steps below ``0.6 e S``, and
+  five standard deviations of it are ``3 sqrt(d) e S`` (an H200 reaches 8.7 e S at d = 43 where one
+  product dominates).
+
+Kernels flush float32 numbers below 2**-126 to zero, inputs, sums and results alike (CuPy compiles
+with -ftz=true); what that can lose is added, and is nothing for ordinary data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupy_flash.reference import Reference
+
+Array = np.ndarray[Any, Any]
+
+# Half an ulp, relative; and half the distance of the smallest numbers.
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1074}
+FLUSHED = {"float32": 2.0**-126, "float64": 2.0**-1022}
+
+
+def accumulation(dtype: str) -> str:
+    """Return the dtype that sums of a result of `dtype` run in."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def out_bound(exact: Reference, dtype: str, q: Array, k: Array, v: Array, scale: float) -> Array:
+    """Return the largest allowed |out - exact.out| of every element.
+
+    Parameters
+    ----------
+    exact : Reference
+        Of the same problem.
+    dtype : str
+        Element type of the result.
+    q, k, v : NumPy arrays
+        The inputs, for what flushing small numbers can lose.
+    scale : float
+        Factor of the scores.
+    """
+    e = ROUNDING[accumulation(dtype)]
+    n = exact.visible[..., None].astype(np.float64)
+    A = exact.probabilities_abs_v
+    spread = e * exact.weighted_spread + A * e * exact.weighted_delta[..., None]
+    sums = 2 * e * (np.sqrt(n) + n / 64 + 8) * A
+    rounding = np.maximum(ROUNDING[dtype] * np.abs(exact.out), SMALLEST[dtype])
+    flushed = FLUSHED[accumulation(dtype)]
+    lost_scores = flushed * q.shape[-1] * (_largest(q) + _largest(k)) * max(abs(scale), 1.0)
+    lost_sums = 4 * flushed * n + 4 * flushed * n * n * _largest(v)
+    bound: Array = rounding + spread + sums + 2 * A * lost_scores + lost_sums
+    return bound
+
+
+def lse_bound(exact: Reference, dtype: str, q: Array, k: Array, scale: float) -> Array:
+    """Return the largest allowed |lse - exact.lse| of every row; 0 where the row sees no key."""
+    e = ROUNDING[accumulation(dtype)]
+    flushed = FLUSHED[accumulation(dtype)]
+    lost = flushed * q.shape[-1] * (_largest(q) + _largest(k)) * max(abs(scale), 1.0)
+    scores = (4 + 3 * np.sqrt(q.shape[-1])) * exact.score_magnitude
+    bound: Array = e * (scores + 64 + np.sqrt(exact.visible)) + lost
+    return np.where(exact.visible > 0, bound, 0)
+
+
+def _largest(x: Array) -> float:
+    magnitudes = np.abs(x.astype(np.float64))
+    return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A result beside the exact one.
+
+    Attributes
+    ----------
+    ratio : float
+        Largest error in units of its bound; a right result has at most 1. inf for a NaN, an
+        infinity, or an error where none is allowed.
+    worst : tuple of int
+        Index of that element.
+    max_error, rms_error : float
+        Largest and root-mean-square absolute error.
+    got, want : float
+        The worst element and its exact value.
+    """
+
+    ratio: float
+    worst: tuple[int, ...]
+    max_error: float
+    rms_error: float
+    got: float
+    want: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every element is within its bound."""
+        return self.ratio <= 1.0
+
+    def __str__(self) -> str:
+        """Say the worst element in one line."""
+        return (
+            f"error / bound = {self.ratio:.3g} at {self.worst} (got {self.got!r}, exact "
+            f"{self.want!r}); max {self.max_error:.3g}, rms {self.rms_error:.3g}"
+        )
+
+
+def compare(got: Array, want: Array, bound: Array) -> Comparison:
+    """Compare element by element; infinities must be equal and NaN is never accepted."""
+    if got.shape != want.shape:
+        raise ValueError(f"compare: shapes {got.shape} and {want.shape} differ")
+    if got.size == 0:
+        return Comparison(0.0, (), 0.0, 0.0, 0.0, 0.0)
+    got = got.astype(want.dtype)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        error = np.where(got == want, 0, np.abs(got - want))
+        ratio = np.where(error == 0, 0, error / bound)
+    ratio = np.where(np.isnan(ratio), np.inf, ratio)
+    worst = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    finite = error[np.isfinite(error)].astype(np.float64)
+    largest = float(finite.max(initial=0.0)) or 1.0
+    return Comparison(
+        ratio=float(ratio[worst]),
+        worst=tuple(int(i) for i in worst),
+        max_error=float(error.max()),
+        # Scaled, since errors of float64's largest numbers have no square.
+        rms_error=largest * float(np.sqrt(np.mean((finite / largest) ** 2)))
+        if finite.size
+        else float("nan"),
+        got=float(got[worst]),
+        want=float(want[worst]),
+    )

@@ -1,0 +1,209 @@
+"""What an argument is: NumPy or CuPy, its element type, where its elements lie."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cupy_flash.device import import_cupy
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOATS = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
+FLOAT_NAMES = tuple(dtype.name for dtype in FLOATS)
+
+
+def to_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a name; NumPy alone doesn't know "bfloat16"."""
+    return BFLOAT16 if name == BFLOAT16.name else np.dtype(name)
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """Shape, strides, element type and place of an array, without the array.
+
+    Attributes
+    ----------
+    module : str
+        "numpy" or "cupy".
+    device : int or None
+        The CUDA device of a CuPy array.
+    shape, strides : tuple of int
+        As of the array; strides in bytes.
+    dtype : numpy.dtype
+        The element type.
+    pointer : int
+        Address of element (0, ..., 0).
+    writable : bool
+        False for a NumPy array that must not be written.
+    """
+
+    module: str
+    device: int | None
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pointer: int
+    writable: bool = True
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+
+def planned(shape: tuple[int, ...], dtype: np.dtype[Any], module: str = "cupy") -> ArrayInfo:
+    """Describe a C-contiguous array that doesn't exist, for `explain` without data."""
+    strides, step = [], dtype.itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    device = 0 if module == "cupy" else None
+    return ArrayInfo(module, device, shape, tuple(reversed(strides)), dtype, 0)
+
+
+def describe(name: str, x: Any) -> ArrayInfo:
+    """Describe a NumPy or CuPy array; anything else is a TypeError that says the way out."""
+    if isinstance(x, ArrayInfo):
+        return x
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"attention: {name} is a masked array; masked elements would take part. "
+            "Fill it (x.filled(0)) and say which keys count through k_lengths"
+        )
+    if isinstance(x, np.ndarray):
+        if type(x) not in (np.ndarray, np.memmap):
+            raise TypeError(
+                f"attention: {name} is a {type(x).__name__}; pass numpy.asarray({name})"
+            )
+        pointer = x.__array_interface__["data"][0]
+        return ArrayInfo("numpy", None, x.shape, x.strides, x.dtype, pointer, x.flags.writeable)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(x, cupy.ndarray):
+        return ArrayInfo("cupy", x.data.device_id, x.shape, x.strides, x.dtype, x.data.ptr)
+    raise TypeError(_refusal(name, x))
+
+
+def _refusal(name: str, x: Any) -> str:
+    kind = f"{type(x).__module__}.{type(x).__qualname__}"
+    if _is_on_gpu(x):
+        import_cupy()
+        return (
+            f"attention: {name} is a {kind} on a GPU; "
+            f"pass cupy.from_dlpack({name}), which copies nothing"
+        )
+    return (
+        f"attention: {name} is a {kind}; a NumPy or CuPy array is needed. "
+        f"Convert it with numpy.asarray or cupy.asarray"
+    )
+
+
+def _is_on_gpu(x: Any) -> bool:
+    cuda_device_types = (2, 13)  # kDLCUDA and kDLCUDAManaged of the DLPack header
+    if hasattr(type(x), "__dlpack_device__"):
+        try:
+            return int(x.__dlpack_device__()[0]) in cuda_device_types
+        except Exception:
+            # Another library's array may refuse for any reason; then the interface below decides.
+            pass
+    if hasattr(type(x), "__cuda_array_interface__"):
+        # Not on the instance: torch's property raises for a tensor on the CPU.
+        return True
+    return "__cuda_array_interface__" in getattr(x, "__dict__", {})
+
+
+def common_place(infos: Mapping[str, ArrayInfo]) -> tuple[str, int | None]:
+    """Return the one module and device of all arrays; a mixture is a TypeError or ValueError."""
+    (first, place), *others = infos.items()
+    for name, info in others:
+        if info.module != place.module:
+            host, on_device = (first, name) if place.module == "numpy" else (name, first)
+            raise TypeError(
+                f"attention: {first} is a {place.module} array and {name} a {info.module} array; "
+                "nothing is copied between host and device silently. "
+                f"Use cupy.asarray({host}) or cupy.asnumpy({on_device})"
+            )
+        if info.device != place.device:
+            raise ValueError(
+                f"attention: {first} is on device {place.device} and {name} on device "
+                f"{info.device}; all arrays must be on one device. Copy one of them under "
+                f"`with cupy.cuda.Device({place.device}):`"
+            )
+    return place.module, place.device
+
+
+def check_float(name: str, dtype: np.dtype[Any]) -> None:
+    """Accept float16, bfloat16, float32, float64 in native byte order; else a TypeError."""
+    if dtype in FLOATS:
+        return
+    allowed = ", ".join(FLOAT_NAMES)
+    if dtype.newbyteorder("=") in FLOATS:
+        way = f"its byte order is not the machine's: {name}.astype({dtype.newbyteorder('=').name})"
+    elif dtype.kind == "c":
+        way = (
+            "complex scores have no order. For Re(q conj(k)) take the real view of twice the "
+            f"width: {name}.view({name}.real.dtype), and .view(complex) on the result"
+        )
+    elif dtype.kind in "biu":
+        way = f"choose the precision yourself: {name}.astype(numpy.float32)"
+    elif dtype == np.dtype(np.longdouble):
+        way = f"no GPU has it: {name}.astype(numpy.float64)"
+    else:
+        way = f"convert it: {name}.astype(numpy.float32)"
+    raise TypeError(f"attention: {name} has dtype {dtype}; allowed are {allowed}. {way}")
+
+
+def promote(infos: Mapping[str, ArrayInfo]) -> np.dtype[Any]:
+    """Return the dtype that NumPy promotes q, k and v to; bfloat16 with float16 has none."""
+    for name, info in infos.items():
+        check_float(name, info.dtype)
+    dtypes = {info.dtype for info in infos.values()}
+    if np.dtype(np.float16) in dtypes and BFLOAT16 in dtypes:
+        which = ", ".join(f"{name} is {info.dtype.name}" for name, info in infos.items())
+        raise TypeError(
+            f"attention: {which}; float16 and bfloat16 have no common dtype. "
+            "Convert one of them with .astype"
+        )
+    return np.result_type(*dtypes)
+
+
+def _as_numpy(info: ArrayInfo) -> np.ndarray[Any, Any]:
+    """Return a NumPy array over the same addresses, to compare places; it must not be read."""
+
+    class Addresses:
+        __array_interface__ = {  # noqa: RUF012  (NumPy's protocol wants a plain attribute)
+            "data": (info.pointer, False),
+            "shape": info.shape,
+            "strides": info.strides,
+            "typestr": f"|V{info.dtype.itemsize}",
+            "version": 3,
+        }
+
+    return np.asarray(Addresses())
+
+
+def share_an_element(a: ArrayInfo, b: ArrayInfo) -> bool:
+    """Whether two arrays have an element in common: exact, on the host, without reading memory."""
+    if a.module != b.module or a.device != b.device or 0 in a.shape or 0 in b.shape:
+        return False
+    first, second = _as_numpy(a), _as_numpy(b)
+    if not np.may_share_memory(first, second):
+        return False
+    return bool(np.shares_memory(first, second))
+
+
+def overlaps_itself(info: ArrayInfo) -> bool:
+    """Whether two indices of an array name the same element, as in a broadcast view."""
+    axes = sorted((abs(s), n) for s, n in zip(info.strides, info.shape, strict=True) if n > 1)
+    if 0 in info.shape:
+        return False
+    reach = info.dtype.itemsize
+    for stride, extent in axes:
+        if stride < reach:
+            return True
+        reach = stride * (extent - 1) + reach
+    return False

@@ -1,0 +1,151 @@
+"""Axes and strides: which axis of an array is which axis of the problem, and where results lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupy_flash.arrays import ArrayInfo
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where the elements of one array lie, in the problem's axes (batch..., head, row, column).
+
+    Strides count elements; 0 marks an axis that broadcasts. For q_lengths and k_lengths only
+    `batch` is used, for lse no `column`.
+    """
+
+    dtype: str
+    batch: tuple[int, ...]
+    head: int = 0
+    row: int = 0
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class LeadingAxes:
+    """The axes before the matrices: how each array's own axes map onto the problem's."""
+
+    batch: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    has_heads: bool
+
+    def operand(self, info: ArrayInfo) -> Operand:
+        """Return an array's strides in the problem's axes."""
+        itemsize = info.dtype.itemsize
+        ndim = len(self.batch) + self.has_heads + 2
+        missing = ndim - info.ndim
+        shape = (1,) * missing + info.shape
+        strides = (0,) * missing + tuple(stride // itemsize for stride in info.strides)
+        # The stride of an axis of extent 1 means nothing; 0 also makes it broadcast.
+        steps = [stride if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True)]
+        head = steps[-3] if self.has_heads else 0
+        return Operand(info.dtype.name, tuple(steps[: len(self.batch)]), head, steps[-2], steps[-1])
+
+
+def leading_axes(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> LeadingAxes:
+    """Broadcast the leading axes of q, k and v, or raise the ValueError that says why not."""
+    arrays = {"q": q, "k": k, "v": v}
+    shapes = {name: f"{name} {info.shape}" for name, info in arrays.items()}
+    listing = ", ".join(shapes.values())
+    ndim = max(info.ndim for info in arrays.values())
+    if ndim < 4:
+        try:
+            batch = np.broadcast_shapes(*(info.shape[:-2] for info in arrays.values()))
+        except ValueError:
+            raise ValueError(
+                f"attention: axis -3 of {listing} doesn't broadcast. With three dimensions it is "
+                "a batch axis; if it is the head axis (grouped heads allowed), say q[None], "
+                "k[None], v[None]"
+            ) from None
+        return LeadingAxes(batch, 1, 1, has_heads=False)
+    padded = {name: (1,) * (ndim - info.ndim) + info.shape for name, info in arrays.items()}
+    try:
+        batch = np.broadcast_shapes(*(shape[:-3] for shape in padded.values()))
+    except ValueError:
+        raise ValueError(
+            f"attention: the leading axes of {listing} don't broadcast (axes before -3, as in "
+            "numpy.matmul)"
+        ) from None
+    q_heads, k_heads, v_heads = (shape[-3] for shape in padded.values())
+    if k_heads != v_heads and 1 not in (k_heads, v_heads):
+        raise ValueError(
+            f"attention: k has {k_heads} heads and v has {v_heads} ({listing}; axis -3); they must "
+            "be equal, or one of them 1"
+        )
+    kv_heads = v_heads if k_heads == 1 else k_heads
+    if q_heads == 1:
+        return LeadingAxes(batch, kv_heads, kv_heads, has_heads=True)
+    if (q_heads and not kv_heads) or (kv_heads and q_heads % kv_heads):
+        raise ValueError(
+            f"attention: k has {kv_heads} heads and q has {q_heads} ({listing}; axis -3); the "
+            "number of query heads must be a multiple of the number of key heads"
+        )
+    return LeadingAxes(batch, q_heads, kv_heads, has_heads=True)
+
+
+def lengths_operand(name: str, info: ArrayInfo | None, batch: tuple[int, ...]) -> Operand | None:
+    """Return the strides of lengths over the batch axes, or raise a ValueError."""
+    if info is None:
+        return None
+    try:
+        fits = np.broadcast_shapes(info.shape, batch) == batch
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"attention: {name} has shape {info.shape}; it must broadcast to the batch axes {batch}"
+        )
+    missing = len(batch) - info.ndim
+    steps = [
+        stride // info.dtype.itemsize if extent > 1 else 0
+        for extent, stride in zip(info.shape, info.strides, strict=True)
+    ]
+    return Operand(info.dtype.name, (0,) * missing + tuple(steps))
+
+
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Byte strides of a C-contiguous array."""
+    return strides_in_order(shape, range(len(shape)), itemsize)
+
+
+def strides_in_order(
+    shape: tuple[int, ...], order: Sequence[int], itemsize: int
+) -> tuple[int, ...]:
+    """Byte strides of a dense array whose axes lie in memory from `order[0]` outermost."""
+    strides, step = [0] * len(shape), itemsize
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
+
+
+def fresh_strides(q: ArrayInfo, out_shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Byte strides of a new out: q's memory order, so that a caller's swapaxes stays a view.
+
+    Leading axes that q lacks or broadcasts over come outermost; a matrix axis without a stride of
+    its own keeps its place, columns innermost.
+    """
+    ndim = len(out_shape)
+    missing = ndim - q.ndim
+    shape = (1,) * missing + q.shape
+    strides = (0,) * missing + q.strides
+    outermost = max((abs(stride) for stride in strides), default=0) + 1
+
+    def reach(axis: int) -> int:
+        if shape[axis] > 1 and strides[axis] != 0:
+            return abs(strides[axis])
+        return outermost if axis < ndim - 2 else ndim - 1 - axis
+
+    order = sorted(range(ndim), key=reach, reverse=True)
+    return strides_in_order(out_shape, order, itemsize)
+
+
+def placed(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayInfo:
+    """Describe strides alone, for a result that has no address yet."""
+    return ArrayInfo("", None, shape, strides, dtype, 0)

@@ -1,0 +1,73 @@
+"""From text to a kernel that can be launched: RawModule once per variant and device."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from cupy_flash.device import import_cupy, nvrtc_version
+from cupy_flash.errors import CompileError
+from cupy_flash.select import DEFAULT_SHARED_MEMORY, Variant
+from cupy_flash.source import source
+
+logger = logging.getLogger("cupy_flash")
+
+# One tuple for every kernel: CuPy compiles an empty program per distinct tuple and process.
+OPTIONS = ("--std=c++17",)
+
+_kernels: dict[tuple[Variant, int], Any] = {}
+_locks: dict[tuple[Variant, int], threading.Lock] = {}
+_locks_guard = threading.Lock()
+
+
+def kernel(variant: Variant, device: int) -> Any:
+    """Return the compiled kernel of a variant on a device, compiling it on first use.
+
+    The caller has made `device` the current one.
+
+    Raises
+    ------
+    CompileError
+        With variant, options, NVRTC version and the compiler's log.
+    RuntimeError
+        While the current stream is being captured into a graph: loading a module would break it.
+    """
+    key = variant, device
+    found = _kernels.get(key)
+    if found is not None:
+        return found
+    with _locks_guard:
+        lock = _locks.setdefault(key, threading.Lock())
+    with lock:
+        if key not in _kernels:
+            _kernels[key] = _compile(variant)
+    return _kernels[key]
+
+
+def _compile(variant: Variant) -> Any:
+    cupy = import_cupy()
+    if cupy.cuda.get_current_stream().is_capturing():
+        raise RuntimeError(
+            f"attention: {variant} isn't compiled yet and the current stream is being captured; "
+            "make the same call once before the capture"
+        )
+    logger.info("compiling %s (a first call; later processes find it in CuPy's cache)", variant)
+    begin = time.perf_counter()
+    module = cupy.RawModule(code=source(variant), options=OPTIONS)
+    try:
+        function = module.get_function(variant.entry)
+    except cupy.cuda.compiler.CompileException as error:
+        version = ".".join(map(str, nvrtc_version()))
+        raise CompileError(str(variant), OPTIONS, version, str(error)) from error
+    if variant.shared_memory > DEFAULT_SHARED_MEMORY:
+        function.max_dynamic_shared_size_bytes = variant.shared_memory
+    logger.info(
+        "compiled %s in %.2f s: %d registers, %d bytes of shared memory",
+        variant,
+        time.perf_counter() - begin,
+        function.num_regs,
+        variant.shared_memory,
+    )
+    return function

@@ -1,0 +1,95 @@
+"""What the kernel choice needs to know of a GPU: real ones through CuPy, others by number."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from cupy_flash.errors import INSTALL_CUPY
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU as the selection sees it.
+
+    Attributes
+    ----------
+    arch : int
+        Compute capability times ten: 90 for an H200.
+    name : str
+        As the driver names it.
+    shared_memory : int
+        Bytes of shared memory that one block may have after opting in.
+    sm_count : int
+        Number of multiprocessors.
+    """
+
+    arch: int
+    name: str
+    shared_memory: int
+    sm_count: int
+
+
+# Compute capability: (largest shared memory of a block in bytes, multiprocessors of a usual part).
+# Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+_KNOWN = {
+    70: (98_304, 80),
+    75: (65_536, 40),
+    80: (166_912, 108),
+    86: (101_376, 84),
+    89: (101_376, 128),
+    90: (232_448, 132),
+    100: (232_448, 148),
+    120: (101_376, 170),
+}
+
+
+def assumed(arch: int) -> Device:
+    """Describe a GPU that isn't here by its architecture number, for `explain` and compiling."""
+    if arch not in _KNOWN:
+        known = ", ".join(map(str, _KNOWN))
+        raise ValueError(f"explain: arch is {arch!r}; known are {known} (90 is an H100 or H200)")
+    shared_memory, sm_count = _KNOWN[arch]
+    return Device(arch, f"a GPU of compute capability {arch / 10}", shared_memory, sm_count)
+
+
+@functools.cache
+def actual(index: int) -> Device:
+    """Describe CUDA device `index`."""
+    runtime = import_cupy().cuda.runtime
+    properties = runtime.getDeviceProperties(index)
+    return Device(
+        arch=properties["major"] * 10 + properties["minor"],
+        name=properties["name"].decode(),
+        shared_memory=properties["sharedMemPerBlockOptin"],
+        sm_count=properties["multiProcessorCount"],
+    )
+
+
+def import_cupy() -> Any:
+    """Import CuPy, or raise the ImportError that says how to install it."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(INSTALL_CUPY) from error
+    return cupy
+
+
+def gpu_is_available() -> bool:
+    """Whether CuPy is installed and sees a GPU; never raises."""
+    try:
+        cupy = import_cupy()
+    except ImportError:
+        return False
+    return bool(cupy.cuda.is_available())
+
+
+@functools.cache
+def nvrtc_version() -> tuple[int, int]:
+    """Version of the NVRTC that CuPy loaded."""
+    from cupy.cuda import nvrtc
+
+    import_cupy()
+    major, minor = nvrtc.getVersion()
+    return int(major), int(minor)

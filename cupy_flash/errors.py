@@ -1,0 +1,41 @@
+"""The exceptions that are ours; everything else is a TypeError, a ValueError or an ImportError."""
+
+from __future__ import annotations
+
+INSTALL_CUPY = (
+    "cupy_flash needs CuPy for arrays on a GPU. Install one of\n"
+    "    pip install 'cupy-flash[cuda12x]'      # CUDA 12 driver\n"
+    "    pip install 'cupy-flash[cuda13x]'      # CUDA 13 driver\n"
+    "NumPy arrays work without CuPy."
+)
+
+
+class CompileError(RuntimeError):
+    """A kernel did not compile.
+
+    Attributes
+    ----------
+    variant : str
+        The kernel that was asked for: family, architecture, element types, head dims, features.
+    options : tuple of str
+        The options given to NVRTC (CuPy adds its own).
+    nvrtc : str
+        The version of the NVRTC that CuPy loaded.
+    log : str
+        What the compiler printed.
+    """
+
+    def __init__(self, variant: str, options: tuple[str, ...], nvrtc: str, log: str) -> None:
+        self.variant = variant
+        self.options = options
+        self.nvrtc = nvrtc
+        self.log = log
+        super().__init__(
+            f"cupy_flash could not compile {variant}\n"
+            f"NVRTC {nvrtc}, options {' '.join(options)}\n{log.strip()}\n"
+            "`python -m cupy_flash info` shows which NVRTC, headers and driver are in use."
+        )
+
+    def __reduce__(self) -> tuple[type[CompileError], tuple[str, tuple[str, ...], str, str]]:
+        """Pickle by the four parts, so that the error survives a process pool."""
+        return type(self), (self.variant, self.options, self.nvrtc, self.log)

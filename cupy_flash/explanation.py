@@ -1,0 +1,157 @@
+"""`explain`: which kernel a call gets, why, what memory it needs and what accuracy it has."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cupy_flash import device as devices
+from cupy_flash.arrays import ArrayInfo, describe, planned, to_dtype
+from cupy_flash.options import check_options
+from cupy_flash.problem import Problem, make_problem
+from cupy_flash.select import Variant, choose
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call would do.
+
+    Attributes
+    ----------
+    kernel : str
+        The family, or "blocked" for NumPy arrays.
+    variant : Variant or None
+        The constants of the kernel; None for NumPy arrays.
+    reasons : tuple of str
+        Why this family, and why not the faster ones.
+    workspace : int
+        Bytes allocated besides the results.
+    accuracy : str
+        In which precision products and sums run, and the error bound's module.
+    notes : tuple of str
+        What to know about speed.
+    problem : Problem
+        Shapes, strides and options as understood.
+    """
+
+    kernel: str
+    variant: Variant | None
+    reasons: tuple[str, ...]
+    workspace: int
+    accuracy: str
+    notes: tuple[str, ...]
+    problem: Problem
+
+    def __str__(self) -> str:
+        """Return the explanation as text."""
+        problem = self.problem
+        heads = f"{problem.heads} heads" if problem.heads > 1 else "1 head"
+        if problem.kv_heads != problem.heads:
+            heads += f" on {problem.kv_heads} key heads"
+        lines = [
+            f"attention: batch {problem.batch}, {heads}, m={problem.m} n={problem.n} "
+            f"d={problem.d} p={problem.p}, {problem.dtype}",
+            f"kernel:    {self.variant or 'blocked NumPy path'}",
+        ]
+        if self.variant is not None:
+            tile = self.variant.tile
+            lines.append(
+                f"tile:      {tile.block_m} rows x {tile.block_n} keys, {tile.threads} threads, "
+                f"{self.variant.shared_memory:,} bytes of shared memory"
+            )
+        lines += [f"why:       {reason}" for reason in self.reasons]
+        lines.append(f"workspace: {self.workspace:,} bytes")
+        lines.append(f"accuracy:  {self.accuracy}")
+        lines += [f"note:      {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def explain(q: Any, k: Any, v: Any, /, *, arch: int | None = None, **options: Any) -> Explanation:
+    """Say which kernel computes a call, and why, without computing it.
+
+    Works without a GPU and without CuPy.
+
+    Parameters
+    ----------
+    q, k, v : array or (shape, dtype)
+        The arrays of the call, or pairs such as ``((2, 8, 1024, 64), "float32")`` that stand for
+        contiguous CuPy arrays.
+    arch : int, optional
+        Compute capability times ten of the GPU to explain for: 75, 80, 86, 89, 90, 100, 120.
+        Default: the arrays' device; for pairs the current device, without a GPU 90.
+    **options
+        As for `attention`, except `out`.
+
+    Returns
+    -------
+    Explanation
+        Printable; its fields are for programs.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As `attention` with the same arguments.
+
+    Examples
+    --------
+    >>> import cupy_flash as cf
+    >>> x = ((8, 4096, 512), "float32")
+    >>> cf.explain(x, x, x, arch=90).kernel
+    'naive'
+    """
+    problem = make_problem(_info("q", q), _info("k", k), _info("v", v), check_options(**options))
+    if problem.module == "numpy":
+        return Explanation(
+            kernel="blocked",
+            variant=None,
+            reasons=("NumPy arrays take the blocked NumPy path",),
+            workspace=0,
+            accuracy=_accuracy(problem),
+            notes=(),
+            problem=problem,
+        )
+    choice = choose(problem, _device(problem, arch))
+    return Explanation(
+        kernel=choice.variant.family,
+        variant=choice.variant,
+        reasons=choice.reasons,
+        workspace=0,
+        accuracy=_accuracy(problem),
+        notes=(),
+        problem=problem,
+    )
+
+
+def _info(name: str, x: Any) -> ArrayInfo:
+    if not isinstance(x, tuple):
+        return describe(name, x)
+    try:
+        shape, dtype = x
+        sizes = tuple(operator.index(size) for size in shape)
+        element = to_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    except (TypeError, ValueError):
+        sizes, dtype = (-1,), None
+    if dtype is None or any(size < 0 for size in sizes):
+        raise TypeError(
+            f"explain: {name} is {x!r}; allowed are an array and a pair (shape, dtype) such as "
+            "((2, 8, 1024, 64), 'float32')"
+        )
+    return planned(sizes, element)
+
+
+def _device(problem: Problem, arch: int | None) -> devices.Device:
+    if arch is not None:
+        return devices.assumed(arch)
+    if devices.gpu_is_available():
+        return devices.actual(problem.device or 0)
+    return devices.assumed(90)
+
+
+def _accuracy(problem: Problem) -> str:
+    text = f"products and sums in {problem.accumulate}, results rounded once to {problem.dtype}"
+    if problem.precision == "tf32":
+        text += "; precision='tf32' permits less, but no kernel of this version uses it"
+    return text

@@ -1,0 +1,177 @@
+"""The one struct that a kernel takes by value: the mirror of kernels_cu/params.cuh."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from cupy_flash.arrays import to_dtype
+from cupy_flash.axes import Operand
+from cupy_flash.problem import Problem
+from cupy_flash.select import Variant
+
+BATCH_AXES = 4
+OPERANDS = ("q", "k", "v", "o", "lse", "q_lengths", "k_lengths")
+
+OPERAND_DTYPE = np.dtype(
+    {
+        "names": ["data", "head", "row", "column", "batch"],
+        "formats": [np.uint64, np.int64, np.int64, np.int64, (np.int64, BATCH_AXES)],
+        "offsets": [0, 8, 16, 24, 32],
+        "itemsize": 64,
+    }
+)
+
+_HEADER = {
+    "m": np.int64,
+    "n": np.int64,
+    "d": np.int64,
+    "p": np.int64,
+    "heads": np.int64,
+    "group": np.int64,
+    "row_tiles": np.int64,
+    "tiles": np.int64,
+    "offset": np.int64,
+    "scale_q": np.float64,
+    "scale_s": np.float64,
+    "p_scale": np.float64,
+}
+_HEADER_SIZE = 128
+
+PARAMS_DTYPE = np.dtype(
+    {
+        "names": [*_HEADER, "batch_extent", *OPERANDS],
+        "formats": [
+            *_HEADER.values(),
+            (np.int64, BATCH_AXES),
+            *[OPERAND_DTYPE] * len(OPERANDS),
+        ],
+        "offsets": [
+            *range(0, 8 * len(_HEADER), 8),
+            8 * len(_HEADER),
+            *range(_HEADER_SIZE, _HEADER_SIZE + 64 * len(OPERANDS), 64),
+        ],
+        "itemsize": _HEADER_SIZE + 64 * len(OPERANDS),
+    }
+)
+
+# CUDA's limit of grid.x; a block takes every grid-th tile, so more tiles still work.
+LARGEST_GRID = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: the struct's bytes and the number of blocks."""
+
+    params: np.void
+    grid: int
+
+
+def split_scale(scale: float, accumulate: str) -> tuple[float, float]:
+    """Split a scale into a power of two for q and a factor for the scores.
+
+    Scaling q by the power of two is exact and keeps q k^T from overflowing where the scaled score
+    doesn't; a scale >= 1 goes to the scores alone, since there the product is the smaller one.
+    The power stays above 2**-100, a normal number in float32, and the scores' factor below
+    float32's largest, so that 0 times it is 0.
+    """
+    largest = float(np.finfo(np.float32).max)
+    if scale == 0.0 or abs(scale) >= 1.0:
+        return 1.0, scale if accumulate == "float64" else min(max(scale, -largest), largest)
+    power = math.ldexp(1.0, max(math.frexp(scale)[1] - 1, -100))
+    return power, scale / power
+
+
+def probability_scale(n: int) -> float:
+    """Return a power of two s with n * s <= 1/2: sums of s * exp(S - m) * v can't overflow."""
+    return math.ldexp(1.0, -(max(n - 1, 0).bit_length() + 1))
+
+
+def launches(problem: Problem, variant: Variant, pointers: Mapping[str, int]) -> Iterator[Launch]:
+    """Fill the struct for each launch of a call.
+
+    One launch serves up to four batch axes after merging; the rare problem with more of them gets
+    one launch for each index of its outer axes.
+
+    Parameters
+    ----------
+    problem, variant
+        The call and its kernel.
+    pointers
+        Address of element (0, ..., 0) of each operand that the problem has.
+    """
+    if problem.entries == 0 or problem.m == 0:
+        return
+    if problem.p == 0 and problem.lse is None:
+        return
+    operands = {
+        name: operand for name in OPERANDS if (operand := getattr(problem, name)) is not None
+    }
+    extents, strides = merge_axes(
+        problem.batch, {name: operand.batch for name, operand in operands.items()}
+    )
+    outer = len(extents) - BATCH_AXES
+    outer_extents = extents[: max(outer, 0)]
+    template = _template(problem, variant, operands, extents[len(outer_extents) :])
+    for name in operands:
+        inner = strides[name][len(outer_extents) :]
+        template[name]["batch"][: len(inner)] = inner
+    grid = min(int(template["tiles"]), LARGEST_GRID)
+    for index in itertools.product(*map(range, outer_extents)):
+        params = template.copy()
+        for name, operand in operands.items():
+            steps = strides[name][: len(outer_extents)]
+            shift = sum(i * step for i, step in zip(index, steps, strict=True))
+            params[name]["data"] = pointers[name] + shift * to_dtype(operand.dtype).itemsize
+        yield Launch(cast(np.void, params[()]), grid)
+
+
+def _template(
+    problem: Problem,
+    variant: Variant,
+    operands: Mapping[str, Operand],
+    extents: tuple[int, ...],
+) -> np.ndarray[tuple[()], np.dtype[np.void]]:
+    params = np.zeros((), PARAMS_DTYPE)
+    row_tiles = -(-problem.m // variant.tile.block_m)
+    params["m"], params["n"] = problem.m, problem.n
+    params["d"], params["p"] = problem.d, problem.p
+    params["heads"], params["group"] = problem.heads, problem.group
+    params["row_tiles"] = row_tiles
+    params["batch_extent"] = (*extents, *(1,) * (BATCH_AXES - len(extents)))
+    params["tiles"] = row_tiles * problem.heads * math.prod(extents)
+    params["offset"] = problem.offset if problem.offset is not None else 0
+    params["scale_q"], params["scale_s"] = split_scale(problem.scale, problem.accumulate)
+    params["p_scale"] = probability_scale(problem.n)
+    for name, operand in operands.items():
+        entry = params[name]
+        entry["head"], entry["row"], entry["column"] = operand.head, operand.row, operand.column
+    return params
+
+
+def merge_axes(
+    extents: tuple[int, ...], strides: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[int, ...], dict[str, tuple[int, ...]]]:
+    """Drop axes of extent 1 and merge neighbours that every operand steps through evenly."""
+    kept: list[int] = []
+    steps: dict[str, list[int]] = {name: [] for name in strides}
+    for axis, extent in enumerate(extents):
+        if extent == 1:
+            continue
+        mergeable = bool(kept) and all(
+            steps[name][-1] == strides[name][axis] * extent for name in strides
+        )
+        if mergeable:
+            kept[-1] *= extent
+            for name in strides:
+                steps[name][-1] = strides[name][axis]
+        else:
+            kept.append(extent)
+            for name in strides:
+                steps[name].append(strides[name][axis])
+    return tuple(kept), {name: tuple(s) for name, s in steps.items()}

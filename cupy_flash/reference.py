@@ -1,0 +1,191 @@
+"""The oracle: softmax attention by its formula, over visible keys only, in high precision.
+
+Nothing here is shared with the kernels or the blocked path. It keeps whole rows of scores, so it is
+for tests, `check` and small problems.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Exact results and what their error bounds need (see `cupy_flash.accuracy`).
+
+    Attributes
+    ----------
+    out : array, (..., m, p)
+    lse : array, (..., m)
+    probabilities_abs_v : array, (..., m, p)
+        A: sum over keys of P |v|.
+    score_magnitude : array, (..., m)
+        Largest scale * sum |q_x k_x| over the row's visible keys.
+    weighted_spread : array, (..., m, p)
+        Sum over keys of P delta |v|, delta being each score's error in units of 2**-24 (or
+        2**-53), as `accuracy` defines it.
+    weighted_delta : array, (..., m)
+        Sum over keys of P delta.
+    visible : array of int, (..., m)
+        How many keys the row sees.
+    """
+
+    out: Array
+    lse: Array
+    probabilities_abs_v: Array
+    score_magnitude: Array
+    weighted_spread: Array
+    weighted_delta: Array
+    visible: Array
+
+
+def visibility(
+    m: int, n: int, *, causal: bool, offset: int, rows: int | None = None, keys: int | None = None
+) -> Array:
+    """Return the (m, n) table of which row sees which key."""
+    i, j = np.arange(m)[:, None], np.arange(n)[None, :]
+    table = np.ones((m, n), bool)
+    if rows is not None:
+        table &= i < rows
+    if keys is not None:
+        table &= j < keys
+    if causal:
+        table &= j <= i + offset
+    return table
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    offset: int | None = None,
+    q_lengths: Array | None = None,
+    k_lengths: Array | None = None,
+) -> Reference:
+    """Compute attention by its formula; the meaning of every option is `cupy_flash.attention`'s.
+
+    Parameters
+    ----------
+    q, k, v : NumPy arrays
+        float16, bfloat16 or float32 are computed in float64, float64 in numpy.longdouble.
+
+    Returns
+    -------
+    Reference
+    """
+    exact: Any = np.longdouble if np.float64 in (q.dtype, k.dtype, v.dtype) else np.float64
+    (m, d), n, p = q.shape[-2:], k.shape[-2], v.shape[-1]
+    has_heads = max(q.ndim, k.ndim, v.ndim) > 3
+    split = -3 if has_heads else -2
+    batch = np.broadcast_shapes(*(x.shape[: max(x.ndim + split, 0)] for x in (q, k, v)))
+    heads = [x.shape[-3] if has_heads and x.ndim > 2 else 1 for x in (q, k, v)]
+    total = max(heads) if 0 not in heads else 0
+    leading = (*batch, total) if has_heads else batch
+    factor = exact(scale) if scale is not None else exact(1) / np.sqrt(exact(d or 1))
+    results = Reference(
+        out=np.zeros((*leading, m, p), exact),
+        lse=np.full((*leading, m), -np.inf, exact),
+        probabilities_abs_v=np.zeros((*leading, m, p), exact),
+        score_magnitude=np.zeros((*leading, m), exact),
+        weighted_spread=np.zeros((*leading, m, p), exact),
+        weighted_delta=np.zeros((*leading, m), exact),
+        visible=np.zeros((*leading, m), np.int64),
+    )
+    for index in np.ndindex(*leading):
+        entry = index[: len(batch)]
+        Q, K, V = (_matrix(x, index, batch, total, has_heads).astype(exact) for x in (q, k, v))
+        rows = _length(q_lengths, entry, batch, m)
+        keys = _length(k_lengths, entry, batch, n)
+        at = offset
+        if at is None:
+            at = (n if keys is None else keys) - (m if rows is None else rows)
+        seen = visibility(m, n, causal=causal, offset=at, rows=rows, keys=keys)
+        _one_head(Q, K, V, seen, factor, results, index)
+    return results
+
+
+def _length(
+    lengths: Array | None, entry: tuple[int, ...], batch: tuple[int, ...], limit: int
+) -> int | None:
+    if lengths is None:
+        return None
+    return min(max(int(np.broadcast_to(lengths, batch)[entry]), 0), limit)
+
+
+def _matrix(
+    x: Array, index: tuple[int, ...], batch: tuple[int, ...], heads: int, has_heads: bool
+) -> Array:
+    """Return the matrix of one batch entry and query head."""
+    axes = len(batch) + has_heads
+    x = x[(np.newaxis,) * (axes + 2 - x.ndim)]
+    where = [
+        i if extent > 1 else 0 for i, extent in zip(index[: len(batch)], x.shape, strict=False)
+    ]
+    if has_heads:
+        group = heads // x.shape[len(batch)]
+        where.append(index[-1] // group)
+    matrix: Array = x[tuple(where)]
+    return matrix
+
+
+def _one_head(
+    q: Array, k: Array, v: Array, seen: Array, scale: Any, results: Reference, index: Any
+) -> None:
+    # Keys that no row sees drop out before any arithmetic, whatever they hold.
+    used = seen.any(axis=0)
+    k, v, seen = k[used], v[used], seen[:, used]
+    rows = np.flatnonzero(seen.any(axis=1))
+    if rows.size == 0:
+        return
+    q, seen = q[rows], seen[rows]
+    scores = np.where(seen, scale * (q @ k.T), -np.inf)
+    magnitude = abs(scale) * (np.abs(q) @ np.abs(k).T)
+    top = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=1, keepdims=True)
+    P = weights / total
+    depth = np.where(seen, top - scores, 0)
+    delta = (q.shape[1] / 2 + 4) * magnitude + 4 * depth + 8
+    spread = np.where(seen, P * delta, 0)
+    at = (*index, rows)
+    if np.isfinite(v).all():
+        results.out[at] = P @ v
+    else:
+        for row, visible in enumerate(seen):
+            results.out[(*index, rows[row])] = P[row, visible] @ v[visible]
+    results.lse[at] = (top + np.log(total))[:, 0]
+    results.probabilities_abs_v[at] = P @ np.abs(v)
+    results.score_magnitude[at] = np.where(seen, magnitude, 0).max(axis=1)
+    results.weighted_spread[at] = spread @ np.abs(v)
+    results.weighted_delta[at] = spread.sum(axis=1)
+    results.visible[at] = seen.sum(axis=1)
+
+
+def unfused(q: Array, k: Array, v: Array, seen: Array, scale: float, dtype: Any) -> Array:
+    """Compute one head of standard attention with every step rounded to `dtype`.
+
+    The baseline of the max and rms rules: what a careful user gets without a fused kernel.
+    """
+    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = np.where(seen, (q @ k.T) * np.dtype(dtype).type(scale), -np.inf)
+        top = scores.max(axis=1, keepdims=True, initial=-np.inf)
+        top = np.where(np.isfinite(top), top, 0)
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=1, keepdims=True)
+        result: Array = np.where(total > 0, weights @ v / np.where(total > 0, total, 1), 0)
+    return result
+
+
+def default_scale(d: int) -> float:
+    """Return 1 / sqrt(d), and 1 for d = 0, where every score is 0."""
+    return 1.0 / math.sqrt(d) if d else 1.0

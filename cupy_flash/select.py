@@ -1,0 +1,203 @@
+"""Which kernel computes a problem: one table of variants, and the reasons in words."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+from cupy_flash.device import Device
+from cupy_flash.problem import Problem
+
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+HEAD_DIM_BUCKETS = (32, 64, 128, 256)
+WARP = 32
+# Shared memory that a kernel has without opting in, on every GPU.
+DEFAULT_SHARED_MEMORY = 49_152
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a block divides its work.
+
+    Attributes
+    ----------
+    block_m, block_n : int
+        Rows of q and keys of a tile.
+    threads_m, threads_n : int
+        Threads across rows and across keys or columns.
+    chunk_d, chunk_n : int
+        Columns of K, and rows of V, that lie in shared memory at a time (simt).
+    blocks : int
+        Blocks that a multiprocessor should hold at a time; bounds the registers of a thread.
+    """
+
+    block_m: int
+    block_n: int
+    threads_m: int
+    threads_n: int
+    chunk_d: int = 0
+    chunk_n: int = 0
+    blocks: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.threads_m * self.threads_n
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel: everything that is a constant in its text, nothing that a call may change."""
+
+    family: str
+    arch: int
+    q: str
+    k: str
+    v: str
+    o: str
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    q_lengths: str | None
+    k_lengths: str | None
+    offset_from_lengths: bool
+    tile: Tile
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel in the compiled module."""
+        return f"cupy_flash_forward_{self.family}"
+
+    @property
+    def accumulate(self) -> str:
+        """Element type of the running sums."""
+        return "float64" if self.o == "float64" else "float32"
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of dynamic shared memory of a block (forward_simt.cuh: Q, P and one stage)."""
+        if self.family == "naive":
+            return 0
+        tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
+        pad = 16 // itemsize
+        stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (self.head_dim_v + pad))
+        q = tile.block_m * (self.head_dim + pad)
+        p = tile.block_m * (tile.block_n + pad)
+        return (q + p + stage) * itemsize
+
+    def __str__(self) -> str:
+        """Say the variant in one line, for logs and errors."""
+        features = [
+            name
+            for name, present in (
+                ("causal", self.causal),
+                (f"q_lengths {self.q_lengths}", self.q_lengths),
+                (f"k_lengths {self.k_lengths}", self.k_lengths),
+            )
+            if present
+        ]
+        dtypes = self.q if self.q == self.k == self.v else f"{self.q}/{self.k}/{self.v}"
+        dims = f" d<={self.head_dim} p<={self.head_dim_v}" if self.head_dim else ""
+        listing = f" ({', '.join(features)})" if features else ""
+        return f"forward_{self.family} {dtypes}{dims} sm_{self.arch}{listing}"
+
+
+# One warp a row, four rows a block; lane j has key j of a tile.
+NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
+
+# (accumulation type, head-dim bucket that both d and p fit) -> tile. At most 64 KiB of shared
+# memory, what sm_75 has. benchmarks/time_tiles.py measures them against others.
+SIMT_TILES = {
+    ("float32", 32): Tile(64, 64, 8, 16, 32, 32, 3),
+    ("float32", 64): Tile(64, 64, 8, 16, 32, 32, 3),
+    ("float32", 128): Tile(64, 64, 8, 16, 32, 16, 2),
+    ("float32", 256): Tile(32, 64, 8, 16, 32, 8, 2),
+    ("float64", 32): Tile(64, 64, 8, 16, 16, 16, 2),
+    ("float64", 64): Tile(32, 64, 8, 16, 16, 8, 3),
+    ("float64", 128): Tile(32, 64, 8, 16, 16, 8, 2),
+    ("float64", 256): Tile(16, 64, 8, 16, 16, 8, 2),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A variant and why it was taken, or why each other family can't."""
+
+    variant: Variant
+    reasons: tuple[str, ...]
+
+
+def choose(problem: Problem, device: Device) -> Choice:
+    """Choose the kernel of a problem; raise ValueError if a forced one can't compute it."""
+    obstacles = {
+        family: _obstacles(family, problem, device) for family in ("sm90", "sm80", "simt", "naive")
+    }
+    if problem.kernel is not None:
+        against = obstacles[problem.kernel]
+        if against:
+            able = ", ".join(repr(f) for f, why in obstacles.items() if not why)
+            raise ValueError(
+                f"attention: kernel={problem.kernel!r} can't compute this call: "
+                f"{'; '.join(against)}. Able are {able}; kernel=None takes the fastest"
+            )
+        reason = f"{problem.kernel}: asked for by kernel={problem.kernel!r}"
+        return Choice(_variant(problem.kernel, problem, device), (reason,))
+    reasons = []
+    for family, against in obstacles.items():
+        if not against:
+            reasons.append(f"{family}: the fastest family that can")
+            return Choice(_variant(family, problem, device), tuple(reasons))
+        reasons.append(f"{family}: no, {'; '.join(against)}")
+    raise AssertionError("the naive family computes every problem")
+
+
+def _obstacles(family: str, problem: Problem, device: Device) -> tuple[str, ...]:
+    """Why a family can't compute a problem on a device; empty if it can."""
+    if family in ("sm80", "sm90"):
+        return ("this version doesn't have it yet",)
+    if family == "naive":
+        return ()
+    against = []
+    widest = HEAD_DIM_BUCKETS[-1]
+    if problem.d > widest:
+        against.append(f"d is {problem.d}, above {widest}")
+    if problem.p > widest:
+        against.append(f"p is {problem.p}, above {widest}")
+    return tuple(against)
+
+
+def _bucket(size: int) -> int:
+    return next(bucket for bucket in HEAD_DIM_BUCKETS if size <= bucket)
+
+
+def _variant(family: str, problem: Problem, device: Device) -> Variant:
+    if family == "naive":
+        head_dim = head_dim_v = 0
+        tile = NAIVE_TILE
+    else:
+        head_dim, head_dim_v = _bucket(problem.d), _bucket(problem.p)
+        tile = SIMT_TILES[problem.accumulate, max(head_dim, head_dim_v)]
+        tile = replace(tile, chunk_d=min(tile.chunk_d, head_dim))
+    return _intern(
+        Variant(
+            family=family,
+            arch=device.arch,
+            q=problem.q.dtype,
+            k=problem.k.dtype,
+            v=problem.v.dtype,
+            o=problem.dtype,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            causal=problem.causal,
+            q_lengths=problem.q_lengths.dtype if problem.q_lengths else None,
+            k_lengths=problem.k_lengths.dtype if problem.k_lengths else None,
+            offset_from_lengths=problem.offset is None,
+            tile=tile,
+        )
+    )
+
+
+@functools.cache
+def _intern(variant: Variant) -> Variant:
+    """Return one object per variant, so that later look-ups hit the same key."""
+    return variant

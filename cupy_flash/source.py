@@ -1,0 +1,102 @@
+"""The text of a kernel: the .cuh files flattened, and one wrapper that holds the constants."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from cupy_flash.select import Variant
+
+ELEMENT_TYPES = {
+    "float16": "Float16",
+    "bfloat16": "BFloat16",
+    "float32": "float",
+    "float64": "double",
+}
+LENGTH_TYPES = {None: "NoLengths", "int32": "int", "int64": "long long"}
+
+_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"\s*$')
+_PRAGMA_ONCE = re.compile(r"^\s*#pragma\s+once\s*$")
+
+
+@functools.cache
+def root() -> Path:
+    """Folder of the kernel sources: inside the installed package, else beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    inside = package / "kernels_cu"
+    return inside if inside.is_dir() else package.parent / "kernels_cu"
+
+
+def flatten(name: str, folder: Path | None = None) -> str:
+    """Return a source file with its includes put in place, each once.
+
+    NVRTC gets one text, so that CuPy's cache key sees every byte of it (files found through -I
+    are not part of that key). `#line` keeps the compiler's messages pointing at the real files.
+    """
+    folder = root() if folder is None else folder
+    seen: set[str] = set()
+
+    def expand(relative: str) -> list[str]:
+        if relative in seen:
+            return []
+        seen.add(relative)
+        path = folder / relative
+        lines = [f'#line 1 "{relative}"']
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            include = _INCLUDE.match(line)
+            if include:
+                lines += expand(include[1])
+                lines.append(f'#line {number + 1} "{relative}"')
+            elif _PRAGMA_ONCE.match(line):
+                lines.append("")
+            else:
+                lines.append(line)
+        return lines
+
+    return "\n".join(expand(name)) + "\n"
+
+
+def wrapper(variant: Variant) -> str:
+    """Return the constants of a variant and its extern "C" kernel."""
+    tile = variant.tile
+    types = {
+        "QType": ELEMENT_TYPES[variant.q],
+        "KType": ELEMENT_TYPES[variant.k],
+        "VType": ELEMENT_TYPES[variant.v],
+        "OType": ELEMENT_TYPES[variant.o],
+        "Accumulate": ELEMENT_TYPES[variant.accumulate],
+        "QLengths": LENGTH_TYPES[variant.q_lengths],
+        "KLengths": LENGTH_TYPES[variant.k_lengths],
+    }
+    flags = {"kCausal": variant.causal, "kOffsetFromLengths": variant.offset_from_lengths}
+    sizes = {
+        "kBlockM": tile.block_m,
+        "kBlockN": tile.block_n,
+        "kThreadsM": tile.threads_m,
+        "kThreadsN": tile.threads_n,
+        "kChunkD": tile.chunk_d,
+        "kChunkN": tile.chunk_n,
+        "kHeadDim": variant.head_dim,
+        "kHeadDimV": variant.head_dim_v,
+        "kSharedMemory": variant.shared_memory,
+    }
+    lines = ['#line 1 "wrapper"', "struct Config {"]
+    lines += [f"  using {name} = {text};" for name, text in types.items()]
+    lines += [
+        f"  static constexpr bool {name} = {str(flag).lower()};" for name, flag in flags.items()
+    ]
+    lines += [f"  static constexpr int {name} = {size};" for name, size in sizes.items()]
+    lines += [
+        "};",
+        f'extern "C" __global__ void __launch_bounds__({tile.threads}, {tile.blocks})',
+        f"{variant.entry}(const __grid_constant__ Params params) {{",
+        f"  forward_{variant.family}<Config>(params);",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def source(variant: Variant, folder: Path | None = None) -> str:
+    """Return the whole text that NVRTC compiles for a variant."""
+    return flatten(f"forward_{variant.family}.cuh", folder) + wrapper(variant)

@@ -1,0 +1,162 @@
+"""Standard attention, which keeps S and P in memory: what a user has without a fused kernel.
+
+The demo and the benchmarks measure against it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cupy_flash.arrays import BFLOAT16, describe, promote
+from cupy_flash.device import import_cupy
+
+
+class CublasMissing(ImportError):
+    """CuPy can't multiply matrices, because cuBLAS isn't installed."""
+
+
+def standard_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    offset: int | None = None,
+) -> Any:
+    """Compute softmax attention with matmul, max, exp, sum, matmul.
+
+    ::
+
+        S = (q @ k.T).astype(float32) * scale        (m, n) per head
+        S[i, j] += -inf where j > i + offset         only if causal
+        P = exp(S - max(S)), in place; P /= sum(P)
+        out = P.astype(dtype) @ v
+
+    Both products run in the promoted dtype, as CuPy users write it: cuBLAS sums 16-bit products in
+    float32 and rounds S to 16 bits. NumPy has no 16-bit BLAS, and CuPy 14.2 refuses batched
+    bfloat16 products; there 16-bit arrays are converted to float32 first and only the result is
+    rounded, which is the fastest that their users can write. The
+    softmax runs in float32, for float64 in float64, each step in the memory of the step before.
+    Grouped query heads are folded into the rows of their key head, so k and v aren't repeated.
+
+    Parameters
+    ----------
+    q : array, (..., Hq, m, d)
+    k : array, (..., Hkv, n, d)
+    v : array, (..., Hkv, n, p)
+        All NumPy or all CuPy arrays; heads and leading axes as in `cupy_flash.attention`.
+    scale : float, optional
+        Default ``1 / sqrt(d)``.
+    causal : bool, optional
+        Row i sees key j only if ``j <= i + offset``.
+    offset : int, optional
+        Default ``n - m``.
+
+    Returns
+    -------
+    array, (..., Hq, m, p)
+        The promoted dtype, C-contiguous. A row that sees no key is 0.
+
+    Raises
+    ------
+    CublasMissing
+        For CuPy arrays without cuBLAS; the message is that of `cublas_problem`.
+
+    Notes
+    -----
+    Memory: S and P are one array of m n elements per head, for 16-bit CuPy arrays two, of 16 bits
+    and of float32. Scores of float16 arrays beyond 65504 overflow, unlike in
+    `cupy_flash.attention`.
+    """
+    on_cpu = isinstance(q, np.ndarray)
+    xp = np if on_cpu else _cupy_with_cublas()
+    dtype = promote({name: describe(name, x) for name, x in (("q", q), ("k", k), ("v", v))})
+    softmax_dtype = np.promote_types(dtype, np.float32)
+    product_dtype = softmax_dtype if on_cpu or dtype == BFLOAT16 else dtype
+    q, k, v = (x.astype(product_dtype, copy=False) for x in (q, k, v))
+    (m, d), n = q.shape[-2:], k.shape[-2]
+    scale = 1 / math.sqrt(d or 1) if scale is None else scale
+    rows, heads = _rows_per_key_head(q, k, v)
+    if n == 0:
+        lead = np.broadcast_shapes(*(x.shape[:-2] for x in (rows, k, v)))
+        return xp.zeros((*_unfolded(lead, heads), m, v.shape[-1]), dtype)
+
+    S = xp.matmul(rows, k.swapaxes(-1, -2))
+    S = S.astype(softmax_dtype, copy=False)
+    folded = S.shape
+    S = S.reshape((*_unfolded(folded[:-2], heads), m, n))
+    S *= softmax_dtype.type(scale)
+    if causal:
+        offset = n - m if offset is None else offset
+        sees = xp.arange(n) <= xp.arange(m)[:, None] + offset
+        S += xp.where(sees, 0.0, -math.inf).astype(softmax_dtype)
+    # A row that sees no key: finite for its maximum, -inf - -inf would be NaN; and its sum is 0,
+    # where any other row's is at least 1.
+    S -= xp.maximum(xp.max(S, axis=-1, keepdims=True), np.finfo(softmax_dtype).min)
+    P = xp.exp(S, out=S)
+    P /= xp.maximum(xp.sum(P, axis=-1, keepdims=True), 1)
+    out = xp.matmul(P.reshape(folded).astype(product_dtype, copy=False), v)
+    return out.reshape((*_unfolded(out.shape[:-2], heads), m, v.shape[-1])).astype(
+        dtype, copy=False
+    )
+
+
+def _rows_per_key_head(q: Any, k: Any, v: Any) -> tuple[Any, int | None]:
+    """Fold query heads that share a key head into its rows; also the number of query heads.
+
+    (..., Hq, m, d) becomes (..., Hkv, Hq / Hkv * m, d); None if there is nothing to fold.
+    """
+    if max(q.ndim, k.ndim, v.ndim) < 4 or q.ndim < 3:
+        return q, None
+    heads = q.shape[-3]
+    kv_heads = max(x.shape[-3] if x.ndim > 2 else 1 for x in (k, v))
+    if heads <= kv_heads:
+        return q, None
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(
+            f"standard_attention: q has {heads} heads and k and v have {kv_heads}; the number of "
+            "query heads must be a multiple of the number of key heads"
+        )
+    m, d = q.shape[-2:]
+    return q.reshape((*q.shape[:-3], kv_heads, heads // kv_heads * m, d)), heads
+
+
+def _unfolded(lead: tuple[int, ...], heads: int | None) -> tuple[int, ...]:
+    return lead if heads is None else (*lead[:-1], heads)
+
+
+def cublas_problem() -> str | None:
+    """Say why `cupy.matmul` can't work here and what to install; None if it can.
+
+    Returns
+    -------
+    str or None
+        Also for an installation without CuPy: then its import error.
+    """
+    try:
+        cupy = import_cupy()
+    except ImportError as error:
+        return str(error)
+    try:
+        from cupy.cuda import cublas  # noqa: F401  (this opens the library)
+    except (ImportError, AttributeError, RuntimeError) as error:
+        major = cupy.cuda.runtime.runtimeGetVersion() // 1000
+        package = "nvidia-cublas-cu12" if major == 12 else "nvidia-cublas"
+        cause = str(error).split(":")[0]
+        return (
+            f"needs cuBLAS: pip install {package}\n"
+            f"(cupy.matmul uses it; cupy_flash's kernels don't. CuPy said: {cause})"
+        )
+    return None
+
+
+def _cupy_with_cublas() -> Any:
+    cupy = import_cupy()
+    problem = cublas_problem()
+    if problem is not None:
+        raise CublasMissing(problem)
+    return cupy

@@ -1,0 +1,112 @@
+// Attention in obvious code: one warp a row, one key a lane, any d and p. It stays as the second opinion
+// on what the fast kernels compute, and serves head dims above theirs.
+#pragma once
+
+#include "mask.cuh"
+#include "params.cuh"
+#include "schedule.cuh"
+#include "score.cuh"
+#include "softmax.cuh"
+#include "types.cuh"
+
+constexpr int kWarp = 32;
+// Columns of O that a warp sums at a time; for a wider v the scores are computed once a chunk.
+constexpr int kColumnsPerLane = 4;
+constexpr int kColumnChunk = kWarp * kColumnsPerLane;
+
+template <class Config>
+struct NaiveRow {
+  using A = typename Config::Accumulate;
+  const Params& params;
+  const typename Config::QType* q;  // row of q
+  const typename Config::KType* k;  // (n, d)
+  const typename Config::VType* v;  // (n, p)
+  Mask<Config> mask;
+  long long row;
+  int lane;
+
+  __device__ __forceinline__ A score(long long key) const {
+    const A scale_q = static_cast<A>(params.scale_q);
+    const bool visible = mask.tile(row, key).visible(0, 0);
+    A dot = A(0);
+    if (visible) {
+      for (long long x = 0; x < params.d; ++x) {
+        const A q_x = Convert<A>::from(load_global(q + x * params.q.column)) * scale_q;
+        const A k_x = Convert<A>::from(
+            load_global(k + key * params.k.row + x * params.k.column));
+        dot = multiply_add(q_x, k_x, dot);
+      }
+    }
+    return Score<Config>(params)(dot, visible);
+  }
+
+  // Sums columns [column, column + kColumnChunk) of O over the row's keys.
+  __device__ __forceinline__ void attend(long long column, OnlineSoftmax<A, 1, kWarp>& softmax,
+                                         A (&O)[kColumnsPerLane]) const {
+    const KeyRange keys = mask.keys_of(row, row + 1);
+    for (long long tile = keys.begin; tile < keys.end; tile += kWarp) {
+      A S[1][1] = {{score(tile + lane)}};
+      A alpha[1];
+      softmax.update(S, alpha);
+#pragma unroll
+      for (int c = 0; c < kColumnsPerLane; ++c) O[c] *= alpha[0];
+      const int count = static_cast<int>(minimum(keys.end - tile, static_cast<long long>(kWarp)));
+      for (int j = 0; j < count; ++j) {
+        const A P = __shfl_sync(0xffffffffu, S[0][0], j);
+#pragma unroll
+        for (int c = 0; c < kColumnsPerLane; ++c) {
+          const long long x = column + lane + c * kWarp;
+          if (x < params.p) {
+            const A v_x = Convert<A>::from(
+                load_global(v + (tile + j) * params.v.row + x * params.v.column));
+            O[c] = multiply_add(P, v_x, O[c]);
+          }
+        }
+      }
+    }
+    softmax.finish();
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void forward_naive(const Params& params) {
+  using A = typename Config::Accumulate;
+  using OType = typename Config::OType;
+  const int lane = threadIdx.x % kWarp;
+  Schedule<Config> schedule(params);
+  Tile tile;
+  while (schedule.next(tile)) {
+    const long long row = tile.row_begin + threadIdx.x / kWarp;
+    if (row >= tile.row_end) continue;
+    const long long kv_head = tile.head / params.group;
+    const NaiveRow<Config> work = {
+        params,
+        entry_of<const typename Config::QType>(params.q, tile, tile.head) + row * params.q.row,
+        entry_of<const typename Config::KType>(params.k, tile, kv_head),
+        entry_of<const typename Config::VType>(params.v, tile, kv_head),
+        {tile.extent},
+        row,
+        lane,
+    };
+    OType* o = entry_of<OType>(params.o, tile, tile.head) + row * params.o.row;
+    // One pass even if v has no column: lse needs it.
+    long long column = 0;
+    do {
+      OnlineSoftmax<A, 1, kWarp> softmax(params.p_scale);
+      A O[kColumnsPerLane] = {};
+      work.attend(column, softmax, O);
+#pragma unroll
+      for (int c = 0; c < kColumnsPerLane; ++c) {
+        const long long x = column + lane + c * kWarp;
+        if (x < params.p) {
+          store_global(o + x * params.o.column, Round<OType>::from(softmax.output(0, O[c])));
+        }
+      }
+      if (column == 0 && lane == 0 && params.lse.data != nullptr) {
+        store_global(entry_of<A>(params.lse, tile, tile.head) + row * params.lse.row,
+                     softmax.lse(0));
+      }
+      column += kColumnChunk;
+    } while (column < params.p);
+  }
+}

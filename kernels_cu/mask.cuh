@@ -1,0 +1,67 @@
+// Which keys a row may see. Tiles nobody sees are skipped, keys that no row of a block sees are never
+// loaded, and the elements of a tile on the edge are masked one by one.
+#pragma once
+
+#include "params.cuh"
+#include "types.cuh"
+
+// The lengths of a batch entry, and where its row 0 stands.
+struct Extent {
+  long long rows;    // q_length: rows beyond are padding
+  long long keys;    // k_length: keys beyond are padding
+  long long offset;  // row i stands at key i + offset
+};
+
+struct KeyRange {
+  long long begin;
+  long long end;
+};
+
+// A tile of scores seen from its first row and key, in 32 bits: element (r, j) is row row_begin + r and
+// key key_begin + j.
+template <class Config>
+struct TileMask {
+  int rows;      // rows of the tile that count
+  int keys;      // keys of the tile that count
+  int diagonal;  // causal: row r sees key j if j <= r + diagonal
+
+  __device__ __forceinline__ bool visible(int r, int j) const {
+    bool sees = r < rows && j < keys;
+    if (Config::kCausal) sees = sees && j <= r + diagonal;
+    return sees;
+  }
+
+  // Whether each of the first kRows rows sees each of the first kKeys keys.
+  template <int kRows, int kKeys>
+  __device__ __forceinline__ bool all_visible() const {
+    bool all = rows >= kRows && keys >= kKeys;
+    if (Config::kCausal) all = all && diagonal >= kKeys - 1;
+    return all;
+  }
+};
+
+template <class Config>
+struct Mask {
+  Extent extent;
+
+  // Keys that at least one of rows [row_begin, row_end) sees; everything outside is invisible.
+  __device__ __forceinline__ KeyRange keys_of(long long row_begin, long long row_end) const {
+    row_end = minimum(row_end, extent.rows);
+    if (row_begin >= row_end) return {0, 0};
+    long long end = extent.keys;
+    if (Config::kCausal) end = minimum(end, row_end + extent.offset);
+    return {0, maximum(end, 0ll)};
+  }
+
+  __device__ __forceinline__ TileMask<Config> tile(long long row_begin, long long key_begin) const {
+    return {within_int(extent.rows - row_begin), within_int(extent.keys - key_begin),
+            Config::kCausal ? within_int(row_begin + extent.offset - key_begin) : 0};
+  }
+
+ private:
+  // Far beyond any tile, so that clipping changes no comparison.
+  static __device__ __forceinline__ int within_int(long long distance) {
+    constexpr long long kFar = 1 << 24;
+    return static_cast<int>(minimum(maximum(distance, -kFar), kFar));
+  }
+};

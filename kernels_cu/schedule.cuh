@@ -1,0 +1,88 @@
+// Which rows of which batch entry and head a block computes next. The grid is one-dimensional and may be
+// smaller than the work: a block takes every gridDim-th tile. What a row's result depends on never
+// includes the tile's number.
+#pragma once
+
+#include "mask.cuh"
+#include "params.cuh"
+#include "ptx/opaque.cuh"
+#include "types.cuh"
+
+struct Tile {
+  long long batch[kBatchAxes];
+  long long head;
+  long long row_begin;
+  long long row_end;  // at most m
+  Extent extent;
+};
+
+template <class T>
+__device__ __forceinline__ T* entry_of(const Operand& operand, const Tile& tile, long long head) {
+  long long index = head * operand.head;
+#pragma unroll
+  for (int axis = 0; axis < kBatchAxes; ++axis) index += tile.batch[axis] * operand.batch[axis];
+  return static_cast<T*>(operand.data) + index;
+}
+
+// The type argument of a call without lengths.
+struct NoLengths {};
+
+template <class T>
+struct LengthOf {
+  static constexpr bool kGiven = true;
+  static __device__ __forceinline__ long long read(const Operand& lengths, const Tile& tile,
+                                                   long long extent) {
+    const long long length = load_global(entry_of<const T>(lengths, tile, 0));
+    return minimum(maximum(length, 0ll), extent);
+  }
+};
+
+template <>
+struct LengthOf<NoLengths> {
+  static constexpr bool kGiven = false;
+  static __device__ __forceinline__ long long read(const Operand&, const Tile&, long long extent) {
+    return extent;
+  }
+};
+
+template <class Config>
+struct Schedule {
+  const Params& params;
+  long long number;
+
+  __device__ __forceinline__ explicit Schedule(const Params& params)
+      : params(params), number(static_cast<long long>(blockIdx.x) - gridDim.x) {}
+
+  __device__ __forceinline__ bool next(Tile& tile) {
+    number += gridDim.x;
+    if (number >= params.tiles) return false;
+    tile = locate(number);
+    return true;
+  }
+
+  // The tile of the last next(), worked out again: an epilogue that asks for it keeps the main loop
+  // from holding a dozen registers of it.
+  __device__ __forceinline__ Tile current() const { return locate(opaque(number)); }
+
+ private:
+  __device__ __forceinline__ Tile locate(long long number) const {
+    Tile tile;
+    long long rest = number / params.row_tiles;
+    const long long row_tile = number - rest * params.row_tiles;
+    // Under a causal mask the last rows see the most keys: they start first.
+    tile.row_begin = (Config::kCausal ? params.row_tiles - 1 - row_tile : row_tile) * Config::kBlockM;
+    tile.row_end = minimum(tile.row_begin + Config::kBlockM, params.m);
+    tile.head = rest % params.heads;
+    rest /= params.heads;
+#pragma unroll
+    for (int axis = kBatchAxes - 1; axis >= 0; --axis) {
+      tile.batch[axis] = rest % params.batch_extent[axis];
+      rest /= params.batch_extent[axis];
+    }
+    tile.extent.rows = LengthOf<typename Config::QLengths>::read(params.q_lengths, tile, params.m);
+    tile.extent.keys = LengthOf<typename Config::KLengths>::read(params.k_lengths, tile, params.n);
+    tile.extent.offset =
+        Config::kOffsetFromLengths ? tile.extent.keys - tile.extent.rows : params.offset;
+    return tile;
+  }
+};

@@ -1,0 +1,21 @@
+// What happens to a score on its way from q k^T to the softmax: scale, then the mask.
+#pragma once
+
+#include "mask.cuh"
+#include "params.cuh"
+#include "types.cuh"
+
+template <class Config>
+struct Score {
+  using A = typename Config::Accumulate;
+  A scale;
+
+  __device__ __forceinline__ explicit Score(const Params& params)
+      : scale(static_cast<A>(params.scale_s)) {}
+
+  // The score of a pair whose scaled q times k is `dot`. Chosen, not multiplied, so that a NaN of an
+  // invisible key goes.
+  __device__ __forceinline__ A operator()(A dot, bool visible) const {
+    return visible ? dot * scale : -Limits<A>::infinity();
+  }
+};

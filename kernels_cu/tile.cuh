@@ -1,0 +1,93 @@
+// Tiles in shared memory: a padded array of the accumulation type, filled from strided global memory
+// with zeros outside the array, and read in 16-byte vectors.
+#pragma once
+
+#include "ptx/opaque.cuh"
+#include "types.cuh"
+
+template <class A>
+struct Vector {
+  static constexpr int kSize = 16 / sizeof(A);
+};
+
+template <class A, int kSize>
+struct alignas(kSize * sizeof(A)) Pack {
+  A value[kSize];
+};
+
+// Rows of kColumns elements. The padding of 16 bytes puts equal columns of eight successive rows into
+// eight different groups of banks, so that a warp reads 16-byte vectors of different rows without
+// conflict.
+template <class A, int kColumns>
+struct SharedTile {
+  static constexpr int kPitch = kColumns + Vector<A>::kSize;
+  A* data;
+
+  __device__ __forceinline__ A* at(int row, int column) const {
+    return data + row * kPitch + column;
+  }
+
+  template <int kSize>
+  __device__ __forceinline__ Pack<A, kSize> read(int row, int column) const {
+    return *reinterpret_cast<const Pack<A, kSize>*>(at(row, column));
+  }
+};
+
+// A strided matrix in global memory.
+template <class T>
+struct Matrix {
+  const T* data;
+  long long row_stride;
+  long long column_stride;
+};
+
+// kRows x kColumns elements on their way from global to shared memory, held in registers between the two
+// steps, so that the loads of the next tile run while this one is computed.
+template <class T, int kThreads, int kRows, int kColumns>
+struct Transfer {
+  static constexpr int kAcross = kColumns < kThreads ? kColumns : kThreads;
+  static constexpr int kDown = kThreads / kAcross;
+  static constexpr int kRowSteps = kRows / kDown;
+  static constexpr int kColumnSteps = kColumns / kAcross;
+  static_assert(kThreads % kAcross == 0 && kColumns % kAcross == 0, "threads tile the columns");
+  static_assert(kRows % kDown == 0, "threads tile the rows");
+
+  T value[kColumnSteps][kRowSteps];
+
+  // Loads from (row, column); what lies at or beyond row_end or column_end becomes 0 and isn't read.
+  __device__ __forceinline__ void fetch(const Matrix<T>& matrix, long long row, long long row_end,
+                                        long long column, long long column_end) {
+    const int first_row = threadIdx.x / kAcross;
+    const int first_column = threadIdx.x % kAcross;
+    const int rows = static_cast<int>(minimum(row_end - row, static_cast<long long>(kRows)));
+    // Otherwise the multiples of the step live in registers through the whole kernel.
+    const long long step = opaque(kDown * matrix.row_stride);
+#pragma unroll
+    for (int c = 0; c < kColumnSteps; ++c) {
+      const long long x = column + first_column + c * kAcross;
+      const T* source = matrix.data + (row + first_row) * matrix.row_stride +
+                        x * matrix.column_stride;
+#pragma unroll
+      for (int r = 0; r < kRowSteps; ++r) {
+        value[c][r] = T();
+        if (x < column_end && first_row + r * kDown < rows) value[c][r] = load_global(source);
+        source += step;
+      }
+    }
+  }
+
+  // Writes to the tile's first kRows rows and kColumns columns, times a factor.
+  template <class A, int kTileColumns>
+  __device__ __forceinline__ void store(const SharedTile<A, kTileColumns>& tile, A factor) const {
+    const int first_row = threadIdx.x / kAcross;
+    const int first_column = threadIdx.x % kAcross;
+#pragma unroll
+    for (int c = 0; c < kColumnSteps; ++c) {
+#pragma unroll
+      for (int r = 0; r < kRowSteps; ++r) {
+        *tile.at(first_row + r * kDown, first_column + c * kAcross) =
+            Convert<A>::from(value[c][r]) * factor;
+      }
+    }
+  }
+};

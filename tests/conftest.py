@@ -1,0 +1,65 @@
+"""Hypothesis profiles, and what happens where a tool or a GPU is missing."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from cupy_flash.device import gpu_is_available
+from emulation import compiler
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+# Deterministic draws: a failure is a change's, not the day's. `--hypothesis-profile=explore` draws anew.
+settings.register_profile(
+    "fixed",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("explore", settings.get_profile("fixed"), derandomize=False)
+settings.load_profile("fixed")
+
+
+@functools.cache
+def nvrtc_problem() -> str | None:
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except Exception as error:
+        return f"CuPy's NVRTC can't be loaded ({type(error).__name__}: {error})"
+    return None
+
+
+@functools.cache
+def compiler_problem() -> str | None:
+    return None if compiler() else "no host C++ compiler: install g++, or set CXX"
+
+
+@functools.cache
+def gpu_problem() -> str | None:
+    return None if gpu_is_available() else "no GPU that CuPy can use"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, problem in (("needs_compiler", compiler_problem), ("needs_nvrtc", nvrtc_problem)):
+        if item.get_closest_marker(marker) and problem():
+            if IN_CI:
+                pytest.fail(f"CI must run this test: {problem()}", pytrace=False)
+            pytest.skip(problem())
+    if item.get_closest_marker("gpu") and gpu_problem():
+        pytest.skip(gpu_problem())
+
+
+@pytest.fixture(scope="session")
+def cxx() -> str:
+    path = compiler()
+    if path is None:
+        pytest.skip("no host C++ compiler")
+    return path

@@ -1,0 +1,58 @@
+// The CUDA names that the kernels use, for a C++17 compiler. Include before the kernel text.
+//
+// Anything that is missing here is meant to be: the kernels keep to one-dimensional launches,
+// full-mask collectives and dynamic shared memory, and a kernel that does not fails to compile.
+#pragma once
+
+#include <math.h>
+
+#include "block.hpp"
+#include "launch.hpp"
+#include "memory.hpp"
+#include "sanitizer.hpp"
+#include "thread.hpp"
+#include "warp.hpp"
+
+#define CUPY_FLASH_EMULATE 1
+
+#define __global__
+#define __device__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+namespace emu {
+
+struct Index {
+  unsigned x;
+};
+
+}  // namespace emu
+
+#define threadIdx (::emu::Index{::emu::state.current->index})
+#define blockIdx (::emu::Index{::emu::state.block_index})
+#define blockDim (::emu::Index{::emu::state.block_threads})
+#define gridDim (::emu::Index{::emu::state.grid_blocks})
+
+// Macros, because only they can name the line that a thread waits at.
+#define __syncthreads() ::emu::sync_threads(EMU_SITE)
+#define __syncwarp() ::emu::sync_warp(EMU_SITE)
+#define __shfl_sync(...) ::emu::shuffle(EMU_SITE, __VA_ARGS__)
+#define __shfl_xor_sync(...) ::emu::shuffle_xor(EMU_SITE, __VA_ARGS__)
+
+namespace emu {
+
+template <class To, class From>
+To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+}  // namespace emu
+
+inline unsigned __float_as_uint(float x) { return emu::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return emu::bit_cast<float>(x); }
+inline long long __double_as_longlong(double x) { return emu::bit_cast<long long>(x); }
+inline double __longlong_as_double(long long x) { return emu::bit_cast<double>(x); }

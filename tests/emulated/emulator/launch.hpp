@@ -1,0 +1,69 @@
+// A launch: the parameters by value, block after block, the first failure as a message.
+#pragma once
+
+#include <new>
+
+#include "block.hpp"
+#include "memory.hpp"
+#include "thread.hpp"
+
+namespace emu {
+
+// Mirrored field by field in emulation.py.
+struct Launch {
+  const Region* regions;
+  unsigned region_count;
+  unsigned grid;
+  unsigned threads;
+  int schedule;
+  unsigned long long smem;
+  unsigned long long seed;
+  unsigned long long max_steps;
+};
+
+// The kernel and its parameters, as every thread of the launch calls it.
+template <class Params>
+struct Kernel {
+  static inline void (*entry)(Params);
+  static inline const Params* params;
+
+  [[noreturn]] static void run_thread() {
+    entry(*params);
+    state.current->stop = Stop{Status::exited, "exit", Site{"", 0, -1}, 0};
+    abandon_thread();
+  }
+};
+
+template <class Params>
+constexpr unsigned long long params_size(void (*)(Params)) {
+  return sizeof(Params);
+}
+
+// Returns null, or why the launch failed; valid until the next launch.
+template <class Params>
+const char* launch(void (*entry)(Params), const void* params, const Launch& config) {
+  // ctypes hands over bytes of any alignment.
+  alignas(Params) unsigned char storage[sizeof(Params)];
+  memcpy(storage, params, sizeof(Params));
+  Kernel<Params>::entry = entry;
+  Kernel<Params>::params = std::launder(reinterpret_cast<const Params*>(storage));
+
+  state.failed = false;
+  state.current = nullptr;
+  state.grid_blocks = config.grid;
+  state.block_threads = config.threads;
+  state.max_steps = config.max_steps;
+  regions = Regions{config.regions, config.region_count, 0};
+  if (!shared.allocate(config.smem)) return "no memory for the block's shared memory";
+
+  Block block(config.threads, static_cast<Schedule>(config.schedule), config.seed);
+  for (unsigned b = 0; b < config.grid; ++b) {
+    state.block_index = b;
+    state.steps = 0;
+    shared.poison();
+    if (!block.run(&Kernel<Params>::run_thread) || !shared.guards_intact()) return state.message;
+  }
+  return nullptr;
+}
+
+}  // namespace emu

@@ -1,0 +1,87 @@
+"""The exact probes on the kernels' own source, emulated."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emulated_attention
+from probes import KERNEL_PROBES, Attend, check_visible_keys
+from strategies import DTYPES, Arrays, Case
+
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
+
+KERNELS = ("naive", "simt")
+MASKS = {
+    "none": {},
+    "causal": {"causal": True},
+    "causal, offset -2": {"causal": True, "offset": -2},
+    "causal, offset 3": {"causal": True, "offset": 3},
+}
+# Around the edges of a warp and of a tile of 64.
+SIZES = (*range(13), 31, 32, 33, 63, 64, 65, 66)
+GREEDY = 3
+
+
+@dataclass
+class Given:
+    """A probe's array where a drawn one usually stands."""
+
+    array: np.ndarray[Any, Any]
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return self.array
+
+    @property
+    def buffer(self) -> np.ndarray[Any, Any]:
+        return np.ascontiguousarray(self.array)
+
+
+def emulated(kernel: str) -> Attend:
+    def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        lengths = {name: options.pop(name, None) for name in ("q_lengths", "k_lengths")}
+        case = Case(
+            batch=(),
+            heads=None,
+            kv_heads=None,
+            m=q.shape[-2],
+            n=k.shape[-2],
+            d=q.shape[-1],
+            p=v.shape[-1],
+            dtypes=tuple(x.dtype.name for x in (q, k, v)),
+            **options,
+        )
+        arrays = Arrays(case, Given(q), Given(k), Given(v), **lengths)
+        result = emulated_attention.attention(arrays, kernel, schedule=GREEDY)
+        return result.out, result.lse
+
+    return attend
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_visible_keys_of_every_small_size(kernel: str, mask: str) -> None:
+    attend = emulated(kernel)
+    for m, n in itertools.product(SIZES, SIZES):
+        check_visible_keys(attend, m, n, width=32, **MASKS[mask])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_visible_keys_with_lengths(kernel: str, mask: str) -> None:
+    attend = emulated(kernel)
+    for m, n, step in ((5, 9, 1), (66, 67, 13)):
+        rows = np.arange(0, m + 1, step, dtype=np.int32)[:, None]
+        keys = np.arange(0, n + 1, step, dtype=np.int32)
+        check_visible_keys(attend, m, n, width=32, q_lengths=rows, k_lengths=keys, **MASKS[mask])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("probe", KERNEL_PROBES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_probe(kernel: str, probe: str, dtype: str) -> None:
+    KERNEL_PROBES[probe](emulated(kernel), dtype, d=20, p=24, bitwise=True)

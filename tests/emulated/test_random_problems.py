@@ -1,0 +1,141 @@
+"""Random problems of every shape, layout, dtype, option and value through the emulated kernels."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emulated_attention import attention, some_schedule
+from layouts import Strided, strided
+from probe_tools import assert_same_bits
+from strategies import DTYPES, Arrays, Case, Coverage, cases
+from tolerance import check, result_dtype
+
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
+
+KERNELS = ("naive", "simt")
+# Of each family and kernel: 960 problems a run.
+EXAMPLES = 160
+
+
+@dataclass(frozen=True)
+class Family:
+    """Problems whose kernels take a bounded number of builds: half a second each."""
+
+    dtypes: Sequence[str]
+    dims: Sequence[int]
+    lengths: Sequence[str | None]
+    length_dtype: str = "int32"
+    mixed: bool = False
+    rows: int = 80
+
+    def cases(self, dtype: str) -> st.SearchStrategy[Case]:
+        return cases(
+            dtype,
+            rows=self.rows,
+            dims=self.dims,
+            lengths=self.lengths,
+            length_dtypes=(self.length_dtype,),
+            mixed=self.mixed,
+        )
+
+
+FAMILIES = {
+    "every dtype": Family(tuple(DTYPES), (32,), (None, None, "both"), mixed=True),
+    "wide": Family(("float32", "float64"), (64, 128, 256), (None,)),
+    "every length": Family(("float32",), (32,), ("q", "k", "both"), "int64", rows=140),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_random_problems_are_within_their_bounds(kernel: str, name: str) -> None:
+    family = FAMILIES[name]
+    coverage = Coverage()
+    worst = dict.fromkeys(DTYPES, 0.0)
+    drawn: Counter[str] = Counter()
+
+    # The dtype is drawn as well: draws are derandomised, and a test for each dtype would see the
+    # same problems.
+    @settings(max_examples=EXAMPLES)
+    @given(st.sampled_from(family.dtypes).flatmap(family.cases))
+    def one(case: Case) -> None:
+        coverage.add(case)
+        arrays = case.build()
+        result = attention(arrays, kernel, schedule=some_schedule(case.seed))
+        dtype = result_dtype(case)
+        drawn[dtype] += 1
+        worst[dtype] = max(worst[dtype], check(arrays, result.out, result.lse))
+
+    one()
+    for dtype in family.dtypes:
+        print(f"{kernel} {dtype}: {drawn[dtype]} problems, error / bound {worst[dtype]:.3f}")
+        assert drawn[dtype] >= EXAMPLES // len(family.dtypes) // 3
+    coverage.check(EXAMPLES * 9 // 10, lengths=tuple(set(map(str, family.lengths))))
+
+
+SMALL_GRID = Case((2,), 3, 1, 70, 40, 9, 11, ("float32",) * 3)
+CAUSAL = {"causal": True, "lengths": "both"}
+
+
+@pytest.mark.parametrize("options", [{}, CAUSAL], ids=["plain", "causal with lengths"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_fewer_blocks_than_tiles_give_the_same_bits(kernel: str, options: dict[str, object]) -> None:
+    arrays = replace(SMALL_GRID, **options).build()
+    want = attention(arrays, kernel)
+    check(arrays, want.out, want.lse)
+    for grid, schedule in itertools.product((1, 2, 5), (0, 3, 4)):
+        got = attention(arrays, kernel, grid=grid, schedule=schedule)
+        what = f"{grid} blocks in schedule {schedule}"
+        assert_same_bits((got.out, got.lse), (want.out, want.lse), what)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_thread_schedules_give_the_same_bits(kernel: str) -> None:
+    arrays = replace(SMALL_GRID, n=70, causal=True, dtypes=("bfloat16",) * 3).build()
+    want = attention(arrays, kernel)
+    for schedule in (1, 2, 3, 4):
+        got = attention(arrays, kernel, schedule=schedule)
+        assert_same_bits((got.out, got.lse), (want.out, want.lse), f"schedule {schedule}")
+
+
+def in_order(x: Strided, order: Sequence[int]) -> Strided:
+    """Permute the axes of an array without moving its elements."""
+    shape, strides = (tuple(axes[i] for i in order) for axes in (x.shape, x.strides))
+    return replace(x, shape=shape, strides=strides)
+
+
+@pytest.mark.parametrize("lengths", [None, "both"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_batch_axes_that_do_not_merge_take_several_launches(
+    kernel: str, lengths: str | None
+) -> None:
+    batch = (2, 3, 1, 2, 2, 3, 2)
+    case = Case(batch, 2, 1, 5, 6, 4, 3, ("float32",) * 3, lengths=lengths)
+    reverse = (*range(len(batch))[::-1], *range(len(batch), len(batch) + 3))
+    arrays = case.build()
+    rng = np.random.default_rng(5)
+    for name, x in arrays.inputs().items():
+        backwards = strided(tuple(x.shape[i] for i in reverse), x.buffer.dtype, "contiguous")
+        moved = x if name == "k" else in_order(backwards, reverse)
+        moved.numpy()[...] = rng.standard_normal(x.shape)
+        setattr(arrays, name, moved)
+    result = attention(arrays, kernel)
+    check(arrays, result.out, result.lse)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_one_array_may_be_queries_keys_and_values(kernel: str, options: dict[str, bool]) -> None:
+    case = Case((2,), 3, 3, 37, 37, 20, 20, ("float32",) * 3, **options)
+    x = case.build().q
+    arrays = Arrays(case, x, x, x, None, None)
+    result = attention(arrays, kernel, schedule=3)
+    check(arrays, result.out, result.lse)

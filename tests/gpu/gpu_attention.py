@@ -1,0 +1,51 @@
+"""`cupy_flash.attention` on a GPU with everything around its arrays watched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import cupy_flash
+from layouts import Strided, strided
+from strategies import DTYPES, Arrays
+from tolerance import result_dtype
+
+SENTINEL = 7.0
+
+
+def attention(
+    arrays: Arrays, kernel: str | None
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Compute a case on the GPU; check that inputs and the bytes beside out and lse are untouched."""
+    import cupy
+
+    case = arrays.case
+    options = arrays.options()
+    for name in ("q_lengths", "k_lengths"):
+        if name in options:
+            options[name] = cupy.asarray(options[name])
+    inputs = [x.cupy() for x in arrays.inputs().values()]
+    out: Any = None
+    targets: dict[str, Strided] = {}
+    if case.out_layout is not None:
+        lead = (
+            np.broadcast_shapes(*(x.shape[:-2] for x in arrays.inputs().values()))
+            if (case.heads is None)
+            else (*case.batch, max(case.heads, case.kv_heads or 0))
+        )
+        shape = (*lead, case.m, case.p)
+        name = result_dtype(case)
+        accumulate = "float64" if name == "float64" else "float32"
+        targets["out"] = strided(shape, DTYPES[name], case.out_layout, SENTINEL)
+        targets["lse"] = strided(shape[:-1], np.dtype(accumulate), "contiguous", SENTINEL)
+        out = tuple(target.cupy() for target in targets.values())
+    got, lse = cupy_flash.attention(*inputs, **options, return_lse=True, out=out, kernel=kernel)
+    for name, x in arrays.inputs().items():
+        unsigned = f"u{x.buffer.itemsize}"
+        assert (x.fetch().view(unsigned) == x.buffer.view(unsigned)).all(), f"{name} changed"
+    for name, target in targets.items():
+        after = target.fetch()
+        untouched = np.array(SENTINEL, after.dtype).view(f"u{after.itemsize}")
+        assert (target.outside(after) == untouched).all(), f"something beside {name} was written"
+    return got.get(), lse.get()

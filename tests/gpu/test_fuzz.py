@@ -1,0 +1,41 @@
+"""Random problems of every shape, layout, dtype, option and value on the GPU against float64."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from gpu_attention import attention
+from strategies import DTYPES, Case, Coverage, cases
+from tolerance import check
+
+pytestmark = pytest.mark.gpu
+
+# Together 2,400 problems on each run.
+EXAMPLES = 300
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", ["naive", "simt"])
+def test_random_problems_are_within_their_bounds(kernel: str, dtype: str) -> None:
+    coverage = Coverage()
+    worst = 0.0
+
+    @settings(max_examples=EXAMPLES)
+    @given(
+        cases(
+            dtype,
+            rows=300,
+            dims=(32, 64, 128, 256) if kernel == "simt" else (32, 128, 300),
+            batch_axes=6,
+        )
+    )
+    def one(case: Case) -> None:
+        nonlocal worst
+        coverage.add(case)
+        arrays = case.build()
+        worst = max(worst, check(arrays, *attention(arrays, kernel)))
+
+    one()
+    print(f"{kernel} {dtype}: worst error / bound {worst:.3f}")
+    coverage.check(EXAMPLES * 9 // 10, lengths=("None", "both", "q", "k"))

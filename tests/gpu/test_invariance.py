@@ -1,0 +1,153 @@
+"""Same inputs, same bits: on every run, in every batch, beside any other rows, on a busy GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupy_flash
+from cupy_flash import accuracy, reference
+from strategies import DTYPES
+
+cupy = pytest.importorskip("cupy")
+
+pytestmark = pytest.mark.gpu
+
+RUNS = 20
+BATCH, HEADS, KV_HEADS, M, N, D, P = 3, 4, 2, 150, 230, 72, 40
+
+every_kernel_and_dtype = pytest.mark.parametrize(
+    ("kernel", "dtype"), [(kernel, dtype) for kernel in ("naive", "simt") for dtype in DTYPES]
+)
+
+
+def drawn(dtype: str) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(1)
+    shapes = ((HEADS, M, D), (KV_HEADS, N, D), (KV_HEADS, N, P))
+    return [rng.standard_normal((BATCH, *s), np.float32).astype(DTYPES[dtype]) for s in shapes]
+
+
+def on_gpu(*arrays: np.ndarray[Any, Any]) -> list[Any]:
+    copies = [cupy.asarray(x) for x in arrays]
+    # A non-blocking stream would not wait for the copies.
+    cupy.cuda.Device().synchronize()
+    return copies
+
+
+def bits(result: tuple[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """Return out and lse as unsigned integers."""
+    hosts = [np.ascontiguousarray(x.get()) for x in result]
+    return [x.view(f"u{x.itemsize}") for x in hosts]
+
+
+def assert_same(got: tuple[Any, Any], want: Any, when: str) -> None:
+    for name, ours, theirs in zip(("out", "lse"), bits(got), want, strict=True):
+        differ = np.argwhere(ours != theirs)
+        assert not len(differ), (
+            f"{len(differ)} of {ours.size} elements of {name} have other bits {when}, the first "
+            f"at {tuple(differ[0])}"
+        )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@every_kernel_and_dtype
+def test_every_run_gives_the_same_bits(kernel: str, dtype: str, causal: bool) -> None:
+    q, k, v = on_gpu(*drawn(dtype))
+    options = {"kernel": kernel, "causal": causal, "return_lse": True}
+    want = bits(cupy_flash.attention(q, k, v, **options))
+    for run in range(RUNS):
+        got = cupy_flash.attention(q, k, v, **options)
+        assert_same(got, want, f"in run {run}")
+
+
+@every_kernel_and_dtype
+def test_a_busy_gpu_changes_no_bit(kernel: str, dtype: str) -> None:
+    q, k, v = on_gpu(*drawn(dtype))
+    options = {"kernel": kernel, "causal": True, "return_lse": True}
+    want = bits(cupy_flash.attention(q, k, v, **options))
+    # 1 GiB: it fills the multiprocessors and drives everything else out of the L2 cache.
+    load = cupy.zeros(2**28, np.float32)
+    cupy.add(load, 1, out=load)
+    results = cupy_flash.attention(q, k, v, **options)
+    cupy.cuda.Device().synchronize()
+    neighbour, ours = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    overlapped = 0
+    for run in range(RUNS):
+        with neighbour:
+            for _ in range(10 + run):
+                cupy.add(load, 1, out=load)
+        with ours:
+            cupy_flash.attention(q, k, v, out=results, **options)
+            ours.synchronize()
+            overlapped += not neighbour.done
+            assert_same(results, want, f"beside a neighbour, in run {run}")
+        neighbour.synchronize()
+    assert overlapped, "the neighbour was never running when attention ended"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@every_kernel_and_dtype
+def test_a_head_does_not_depend_on_the_others(kernel: str, dtype: str, causal: bool) -> None:
+    q, k, v = on_gpu(*drawn(dtype))
+    options = {"kernel": kernel, "causal": causal, "return_lse": True}
+    out, lse = bits(cupy_flash.attention(q, k, v, **options))
+    for entry in range(BATCH):
+        one = np.s_[entry : entry + 1]
+        alone = cupy_flash.attention(q[one], k[one], v[one], **options)
+        assert_same(alone, (out[one], lse[one]), f"when entry {entry} is the whole batch")
+        for head in range(HEADS):
+            kv = head * KV_HEADS // HEADS
+            alone = cupy_flash.attention(q[entry, head], k[entry, kv], v[entry, kv], **options)
+            want = out[entry, head], lse[entry, head]
+            assert_same(alone, want, f"when head {head} of entry {entry} is alone")
+    many = on_gpu(*(np.concatenate([x] * 200) for x in drawn(dtype)))
+    got = cupy_flash.attention(*many, **options)
+    want = [np.concatenate([x] * 200) for x in (out, lse)]
+    assert_same(got, want, f"in a batch of {200 * BATCH}")
+    backwards = cupy_flash.attention(q[::-1], k[::-1], v[::-1], **options)
+    assert_same(backwards, (out[::-1], lse[::-1]), "when the batch is reversed")
+    repeated = on_gpu(*(np.repeat(x, HEADS // KV_HEADS, axis=1) for x in drawn(dtype)[1:]))
+    got = cupy_flash.attention(q, *repeated, **options)
+    assert_same(got, (out, lse), "when the key heads are repeated instead of shared")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@every_kernel_and_dtype
+def test_a_row_does_not_depend_on_the_others(kernel: str, dtype: str, causal: bool) -> None:
+    q, k, v = on_gpu(*drawn(dtype))
+    options = {"kernel": kernel, "causal": causal, "return_lse": True}
+    out, lse = bits(cupy_flash.attention(q, k, v, **options))
+    for begin, end in [(0, 1), (M - 1, M), (0, 63), (1, 65), (31, 32), (5, 149), (64, M), (77, 79)]:
+        rows = np.s_[:, :, begin:end]
+        # The rows keep their places among the keys.
+        offset = N - M + begin
+        some = cupy_flash.attention(q[rows], k, v, offset=offset, **options)
+        assert_same(some, (out[rows], lse[rows]), f"when rows {begin} to {end} are alone")
+    other = drawn(dtype)[0]
+    other[:, :, ::2] = np.nan
+    got = cupy_flash.attention(*on_gpu(other), k, v, **options)
+    odd = np.s_[:, :, 1::2]
+    assert_same(tuple(x[odd] for x in got), (out[odd], lse[odd]), "when the other rows are NaN")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_kernels_agree_within_both_errors(dtype: str, causal: bool) -> None:
+    q, k, v = drawn(dtype)
+    exact = reference.attention(q, k, v, causal=causal)
+    scale = reference.default_scale(D)
+    bounds = (
+        accuracy.out_bound(exact, dtype, q, k, v, scale),
+        accuracy.lse_bound(exact, dtype, q, k, scale),
+    )
+    naive, simt = (
+        cupy_flash.attention(*on_gpu(q, k, v), causal=causal, return_lse=True, kernel=kernel)
+        for kernel in ("naive", "simt")
+    )
+    for name, first, second, bound in zip(("out", "lse"), naive, simt, bounds, strict=True):
+        one, other = (x.get().astype(bound.dtype) for x in (first, second))
+        compared = accuracy.compare(one, other, 2 * bound)
+        assert compared.ok, f"{name} of naive against simt: {compared}"
+        assert np.isfinite(one.astype(np.float64)).all()

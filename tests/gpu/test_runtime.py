@@ -1,0 +1,372 @@
+"""Streams, graphs, devices, threads, processes and memory: how calls live in CuPy's runtime."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupy_flash
+from cupy_flash import device
+from strategies import DTYPES
+
+cupy = pytest.importorskip("cupy")
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+SHAPE = (2, 3, 200, 64)
+REPLAYS = 50
+STREAMS = {
+    "null": lambda: cupy.cuda.Stream.null,
+    "per thread": lambda: cupy.cuda.Stream.ptds,
+    "blocking": lambda: cupy.cuda.Stream(),
+    "non-blocking": lambda: cupy.cuda.Stream(non_blocking=True),
+}
+
+# A pause on the GPU that doesn't depend on its clock.
+SPIN = r"""
+extern "C" __global__ void spin(unsigned long long nanoseconds) {
+  unsigned long long begin, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  do {
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  } while (now - begin < nanoseconds);
+}
+"""
+
+
+@functools.cache
+def spin_kernel() -> Any:
+    return cupy.RawKernel(SPIN, "spin")
+
+
+def spin(milliseconds: int) -> None:
+    spin_kernel()((1,), (1,), (np.uint64(milliseconds * 1_000_000),))
+
+
+def drawn(seed: int, dtype: str = "float32") -> Any:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal(SHAPE, np.float32).astype(DTYPES[dtype])
+
+
+def inputs(dtype: str = "float32") -> list[Any]:
+    arrays = [cupy.asarray(drawn(seed, dtype)) for seed in range(3)]
+    # A non-blocking stream would not wait for the copies.
+    cupy.cuda.Device().synchronize()
+    return arrays
+
+
+def fill_with_nan(*arrays: Any) -> None:
+    """Fill on the current stream; in every dtype a number whose bits are all ones is a NaN."""
+    for array in arrays:
+        array.data.memset_async(0xFF, array.nbytes)
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    return cupy.asnumpy(a).tobytes() == cupy.asnumpy(b).tobytes()
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_call_waits_for_its_own_stream(stream: str) -> None:
+    q, k, v = inputs()
+    want = cupy_flash.attention(q, k, v)
+    late, out, read = cupy.empty_like(q), cupy.empty_like(q), cupy.empty_like(q)
+    fill_with_nan(late, out, read)
+    with STREAMS[stream]() as producer:
+        spin(1)
+        cupy.cuda.Device().synchronize()
+        spin(100)
+        cupy.copyto(late, q)
+        assert cupy_flash.attention(late, k, v, out=out) is out
+        done = producer.record()
+    with cupy.cuda.Stream(non_blocking=True) as reader:
+        reader.wait_event(done)
+        cupy.copyto(read, out)
+        reader.synchronize()
+    assert not np.isnan(read.get()).any(), "attention ran before what precedes it on its stream"
+    assert same_bits(read, want)
+
+
+def test_a_call_does_not_wait_for_other_streams() -> None:
+    q, k, v = inputs()
+    out = cupy_flash.attention(q, k, v)
+    spin(1)
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as busy:
+        spin(500)
+        pause_ends = busy.record()
+    with cupy.cuda.Stream(non_blocking=True) as ours:
+        cupy_flash.attention(q, k, v, out=out)
+        ours.synchronize()
+    still_busy = not pause_ends.done
+    pause_ends.synchronize()
+    assert still_busy, "attention ended only when another stream's 500 ms were over"
+
+
+def test_a_call_returns_before_the_gpu_has_computed_it() -> None:
+    q, k, v = inputs()
+    lengths = cupy.asarray(np.array([50, 200], np.int32))
+    out = cupy_flash.attention(q, k, v, k_lengths=lengths)
+    spin(1)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        spin(500)
+        cupy_flash.attention(q, k, v, k_lengths=lengths, out=out)
+        returned_early = not stream.done
+        stream.synchronize()
+    assert returned_early, "attention waited for the GPU"
+
+
+def captured(stream: Any, call: Any) -> Any:
+    cupy.cuda.Device().synchronize()
+    # The strictest mode: no thread may synchronise or allocate device memory meanwhile.
+    stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+    try:
+        call()
+    finally:
+        graph = stream.end_capture()
+    return graph
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", ["naive", "simt"])
+def test_replayed_graphs_give_the_bits_of_calls(kernel: str, dtype: str, causal: bool) -> None:
+    q, k, v = inputs(dtype)
+    options = {"kernel": kernel, "causal": causal, "return_lse": True}
+    results = cupy_flash.attention(q, k, v, **options)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        graph = captured(stream, lambda: cupy_flash.attention(q, k, v, out=results, **options))
+        for replay in range(REPLAYS):
+            for array, seed in zip((q, k, v), range(3), strict=True):
+                array.set(drawn(100 + 3 * replay + seed, dtype))
+            fill_with_nan(*results)
+            graph.launch(stream)
+            want = cupy_flash.attention(q, k, v, **options)
+            for name, got, expected in zip(("out", "lse"), results, want, strict=True):
+                assert same_bits(got, expected), f"replay {replay} changed {name}"
+
+
+def test_a_graph_reads_lengths_when_it_is_replayed() -> None:
+    q, k, v = inputs()
+    rows, keys = (cupy.asarray(np.array([200, 200], np.int32)) for _ in range(2))
+    options = {"q_lengths": rows, "k_lengths": keys, "causal": True, "return_lse": True}
+    results = cupy_flash.attention(q, k, v, **options)
+    rng = np.random.default_rng(0)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        graph = captured(stream, lambda: cupy_flash.attention(q, k, v, out=results, **options))
+        for _ in range(REPLAYS):
+            row_counts, key_counts = rng.integers(0, 201, (2, 2), np.int32)
+            rows.set(row_counts)
+            keys.set(key_counts)
+            fill_with_nan(*results)
+            graph.launch(stream)
+            lengths = f"q_lengths {row_counts}, k_lengths {key_counts}"
+            for got, want in zip(results, cupy_flash.attention(q, k, v, **options), strict=True):
+                assert same_bits(got, want), lengths
+            lse = results[1].get()
+            for entry, (count, others) in enumerate(zip(row_counts, key_counts, strict=True)):
+                sees = np.arange(200) < count
+                sees &= np.arange(200) + int(others) - int(count) >= 0
+                assert (np.isfinite(lse[entry]) == sees).all(), lengths
+
+
+def test_a_capture_of_a_first_call_is_refused_and_stays_whole(monkeypatch: Any) -> None:
+    q, k, v = inputs()
+    out, copy = cupy.empty_like(q), cupy.empty_like(q)
+    monkeypatch.setattr("cupy_flash.compile._kernels", {})
+    state = {}
+
+    def capture() -> None:
+        with pytest.raises(RuntimeError, match="make the same call once before the capture"):
+            cupy_flash.attention(q, k, v, out=out)
+        state["capturing"] = stream.is_capturing()
+        cupy.copyto(copy, q)
+
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        fill_with_nan(out, copy)
+        graph = captured(stream, capture)
+        assert state["capturing"], "the refused call ended the capture"
+        graph.launch(stream)
+        assert same_bits(copy, q), "what was captured after the refused call didn't run"
+        assert np.isnan(out.get()).all(), "the refused call wrote to out"
+        want = cupy_flash.attention(q, k, v)
+        captured(stream, lambda: cupy_flash.attention(q, k, v, out=out)).launch(stream)
+        assert same_bits(out, want)
+
+
+@pytest.fixture
+def two_devices() -> None:
+    count = cupy.cuda.runtime.getDeviceCount()
+    if count < 2:
+        pytest.skip(f"needs two GPUs, this machine has {count}")
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_arrays_are_computed_on_their_device_whichever_is_current() -> None:
+    arrays = {}
+    for index in (0, 1):
+        with cupy.cuda.Device(index):
+            arrays[index] = inputs()
+    results: dict[int, list[Any]] = {0: [], 1: []}
+    for current, index in [(0, 1), (1, 0), (0, 0), (1, 1)] * 10:
+        with cupy.cuda.Device(current):
+            out, lse = cupy_flash.attention(*arrays[index], causal=True, return_lse=True)
+            assert cupy.cuda.runtime.getDevice() == current, "the current device changed"
+        assert out.device.id == lse.device.id == index
+        with cupy.cuda.Device(index):
+            results[index].append((out.get().tobytes(), lse.get().tobytes()))
+    if device.actual(0).name == device.actual(1).name:
+        assert len(set(results[0] + results[1])) == 1, "the devices disagree"
+    assert len(set(results[0])) == len(set(results[1])) == 1
+
+
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("moved", ["q", "k", "v", "out", "q_lengths", "k_lengths"])
+def test_arrays_on_two_devices_are_refused(moved: str) -> None:
+    lengths = np.array([3, 4], np.int32)
+    host = dict(zip("qkv", (drawn(seed) for seed in range(3)), strict=True))
+    host |= {"out": drawn(3), "q_lengths": lengths, "k_lengths": lengths}
+    arrays = {}
+    for name, array in host.items():
+        with cupy.cuda.Device(1 if name == moved else 0):
+            arrays[name] = cupy.asarray(array)
+    q, k, v = (arrays.pop(name) for name in "qkv")
+    with pytest.raises(ValueError, match=r"device [01] and \w+ on device [01]"):
+        cupy_flash.attention(q, k, v, **arrays)
+
+
+# What a fresh process prints as its last line; the arguments are threads and calls per thread.
+FRESH_PROCESS = """
+import collections, hashlib, json, sys, threading, time
+import cupy, numpy as np
+import cupy_flash
+from cupy_flash import compile as compiling
+
+compiled, digests, errors = collections.Counter(), collections.defaultdict(set), []
+guard, compile_one = threading.Lock(), compiling._compile
+
+def counted(variant):
+    with guard:
+        compiled[str(variant)] += 1
+    return compile_one(variant)
+
+compiling._compile = counted
+rng = np.random.default_rng(0)
+q, k, v = (cupy.asarray(rng.standard_normal((2, 3, 150, 64), np.float32)) for _ in range(3))
+cupy.cuda.Device().synchronize()
+threads, calls = int(sys.argv[1]), int(sys.argv[2])
+together = threading.Barrier(threads)
+
+def work():
+    try:
+        together.wait()
+        with cupy.cuda.Stream(non_blocking=True):
+            for call in range(calls):
+                causal = call % 2 == 1
+                out, lse = cupy_flash.attention(q, k, v, causal=causal, return_lse=True)
+                bits = hashlib.sha256(out.get().tobytes() + lse.get().tobytes()).hexdigest()
+                with guard:
+                    digests[str(causal)].add(bits)
+    except Exception as error:
+        errors.append(repr(error))
+
+begin = time.perf_counter()
+cupy_flash.attention(q, k, v) if threads == 1 else None
+cupy.cuda.Device().synchronize()
+first = time.perf_counter() - begin
+workers = [threading.Thread(target=work) for _ in range(threads)]
+[worker.start() for worker in workers]
+[worker.join() for worker in workers]
+found = {name: sorted(bits) for name, bits in digests.items()}
+print(json.dumps({"compiled": compiled, "digests": found, "errors": errors, "first": first}))
+"""
+
+
+def fresh_process(cache: Path, threads: int = 1, calls: int = 2, **variables: str) -> Any:
+    result = subprocess.run(
+        [sys.executable, "-c", FRESH_PROCESS, str(threads), str(calls)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUPY_CACHE_DIR": str(cache), **variables},
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert not report["errors"], report["errors"]
+    return report
+
+
+def cached(folder: Path) -> dict[str, int]:
+    """Return the files of a cache and when each was written; compiling anew writes anew."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("*")}
+
+
+def test_sixteen_threads_compile_each_variant_once_and_agree(tmp_path: Path) -> None:
+    report = fresh_process(tmp_path, threads=16, calls=20)
+    assert sorted(report["compiled"].values()) == [1, 1], report["compiled"]
+    assert {name: len(bits) for name, bits in report["digests"].items()} == {"False": 1, "True": 1}
+
+
+def test_a_second_process_finds_the_kernels_in_the_cache(tmp_path: Path) -> None:
+    cold = fresh_process(tmp_path)
+    written = cached(tmp_path)
+    assert written, "the first process left nothing in CUPY_CACHE_DIR"
+    warm = fresh_process(tmp_path)
+    print(f"first call: {cold['first']:.3f} s cold, {warm['first']:.3f} s with a warm cache")
+    assert cached(tmp_path) == written, "the second process compiled"
+    assert warm["digests"] == cold["digests"]
+    for path in tmp_path.glob("*.cubin"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert fresh_process(tmp_path)["digests"] == cold["digests"], "a damaged cache changed results"
+
+
+def test_kernels_may_stay_in_memory(tmp_path: Path) -> None:
+    on_disk, in_memory = tmp_path / "on", tmp_path / "in"
+    want = fresh_process(on_disk)["digests"]
+    assert fresh_process(in_memory, CUPY_CACHE_IN_MEMORY="1")["digests"] == want
+    assert not list(in_memory.glob("*.cubin")), "CUPY_CACHE_IN_MEMORY=1, but files were written"
+
+
+def test_out_is_what_comes_back() -> None:
+    q, k, v = inputs()
+    out, lse = cupy.empty_like(q), cupy.empty(SHAPE[:-1], "float32")
+    want = cupy_flash.attention(q, k, v, return_lse=True)
+    assert cupy_flash.attention(q, k, v, out=out) is out
+    assert cupy_flash.attention(q, k, v, out=(out, None)) is out
+    both = cupy_flash.attention(q, k, v, out=(out, lse), return_lse=True)
+    assert both[0] is out
+    assert both[1] is lse
+    assert same_bits(out, want[0])
+    assert same_bits(lse, want[1])
+    fresh, given = cupy_flash.attention(q, k, v, out=(None, lse), return_lse=True)
+    assert given is lse
+    assert same_bits(fresh, want[0])
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("kernel", ["naive", "simt"])
+def test_a_call_allocates_its_results_alone(kernel: str, lengths: bool) -> None:
+    q, k, v = inputs()
+    options: dict[str, Any] = {"kernel": kernel, "causal": True, "return_lse": True}
+    if lengths:
+        options["k_lengths"] = cupy.asarray(np.array([7, 200], np.int64))
+    out, lse = cupy_flash.attention(q, k, v, **options)
+    # What was taken from the device counts, also if it went back to the pool before the call ended.
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        cupy_flash.attention(q, k, v, out=(out, lse), **options)
+        assert pool.total_bytes() == 0, "a call with out= allocated"
+        results = cupy_flash.attention(q, k, v, **options)
+        rounded = sum(-(-x.nbytes // 512) * 512 for x in results)
+        assert (pool.used_bytes(), pool.total_bytes()) == (rounded, rounded)
+        del results

@@ -1,0 +1,184 @@
+"""The NumPy path on random problems of every kind, against the oracle and its bounds."""
+
+from __future__ import annotations
+
+import doctest
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cupy_flash import accuracy, api, attention, blocked
+from layouts import OUT_LAYOUTS, strided
+from strategies import DTYPES, VALUES, Case, Coverage, cases
+from tolerance import check, result_dtype
+
+EXAMPLES = 150
+SENTINEL = 7.0
+BLOCK_M, BLOCK_N = blocked.BLOCK_M, blocked.BLOCK_N
+
+
+def out_shape(case):
+    heads = () if case.heads is None else (max(case.heads, case.kv_heads),)
+    return (*case.batch, *heads, case.m, case.p)
+
+
+def run(arrays):
+    """Compute a case and check that it wrote its results and nothing else."""
+    case = arrays.case
+    dtype = result_dtype(case)
+    shape = out_shape(case)
+    accumulate = np.dtype(accuracy.accumulation(dtype))
+    targets = {}
+    if case.out_layout is not None:
+        targets["out"] = strided(shape, DTYPES[dtype], case.out_layout, SENTINEL)
+        targets["lse"] = strided(shape[:-1], accumulate, "contiguous", SENTINEL)
+    inputs = arrays.inputs().values()
+    before = [x.buffer.tobytes() for x in inputs]
+    given_out = tuple(target.numpy() for target in targets.values()) or None
+    out, lse = attention(
+        *(x.numpy() for x in inputs), **arrays.options(), return_lse=True, out=given_out
+    )
+    assert [x.buffer.tobytes() for x in inputs] == before, "an input changed"
+    if given_out is not None:
+        assert out is given_out[0]
+        assert lse is given_out[1]
+    for name, target in targets.items():
+        sentinel = np.array(SENTINEL, target.buffer.dtype).tobytes()
+        beside = target.outside().tobytes()
+        assert beside == sentinel * (len(beside) // len(sentinel)), f"beside {name} was written"
+    return out, lse
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_problems_are_within_their_bounds(dtype):
+    coverage = Coverage()
+    ratios = []
+
+    @settings(max_examples=EXAMPLES)
+    @given(cases(dtype, rows=70, dims=(32,)))
+    def one(case):
+        coverage.add(case)
+        arrays = case.build()
+        ratios.append(check(arrays, *run(arrays)))
+
+    one()
+    print(f"{dtype}: worst error / bound {max(ratios):.3f}")
+    coverage.check(
+        130,
+        lengths=("None", "both", "q", "k"),
+        causal=[f"{c} offset {o}" for c in (True, False) for o in ("default", "given")],
+        out=("None", *OUT_LAYOUTS),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize(
+    ("m", "n"),
+    [
+        *((BLOCK_M - 1, BLOCK_N), (BLOCK_M, BLOCK_N), (BLOCK_M + 1, BLOCK_N + 1)),
+        *((1, BLOCK_N + 1), (2 * BLOCK_M, BLOCK_N - 1), (BLOCK_M + 1, 2 * BLOCK_N + 3)),
+        *((3 * BLOCK_M + 2, 2), (BLOCK_M, 1), (2, 3 * BLOCK_N)),
+    ],
+)
+@pytest.mark.parametrize("offset", [None, 0, -BLOCK_M, BLOCK_N - 1])
+def test_sizes_around_the_blocks(dtype, m, n, offset):
+    case = Case((), None, None, m, n, 5, 3, (dtype,) * 3, causal=True, offset=offset, seed=m + n)
+    arrays = case.build()
+    check(arrays, *run(arrays))
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_every_kind_of_values_across_several_blocks(values):
+    dtypes = ("bfloat16", "float16", "float32")
+    for dtype in dtypes if values != "subnormal" else (*dtypes, "float64"):
+        case = Case((), None, None, 40, 2 * BLOCK_N + 9, 16, 8, (dtype,) * 3, values=values, seed=3)
+        arrays = case.build()
+        check(arrays, *run(arrays))
+
+
+def test_memory_is_linear():
+    n = 20_000
+    q, k, v = (np.ones((n, 4), np.float32) for _ in range(3))
+    tracemalloc.start()
+    try:
+        attention(q[:600], k, v, return_lse=True)
+        across = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        attention(q, k[:600], v[:600], return_lse=True)
+        down = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Some blocks of scores in float32 and their masks, the results, and no (600, n) matrix.
+    allowed = 10 * 4 * BLOCK_M * BLOCK_N + 8 * 4 * n * 4
+    assert across < allowed < 4 * 600 * n
+    assert down < allowed
+
+
+def test_the_docstring_of_attention_runs():
+    results = doctest.testmod(api)
+    assert results.attempted >= 4
+    assert results.failed == 0
+
+
+@given(st.sampled_from(tuple(DTYPES)), st.integers(1, 40), st.integers(1, 20), st.booleans())
+def test_one_array_may_be_q_k_and_v(dtype, rows, columns, causal):
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((rows, columns)).astype(DTYPES[dtype])
+    before = x.copy()
+    same = attention(x, x, x, causal=causal)
+    np.testing.assert_array_equal(same, attention(x.copy(), x.copy(), x.copy(), causal=causal))
+    np.testing.assert_array_equal(x, before)
+
+
+@given(st.integers(1, 30), st.integers(0, 12), st.sampled_from(("nan", "inf", "-inf")))
+def test_what_no_row_sees_never_matters(n, hidden, poison):
+    rng = np.random.default_rng(n)
+    q, k, v = (rng.standard_normal((2, rows, 4)) for rows in (5, n + hidden, n + hidden))
+    k_lengths = np.array([n, max(n - 1, 0)])
+    clean = attention(q, k, v, k_lengths=k_lengths, return_lse=True)
+    for entry, length in enumerate(k_lengths):
+        k[entry, length:] = v[entry, length:] = float(poison)
+    spoiled = attention(q, k, v, k_lengths=k_lengths, return_lse=True)
+    for got, want in zip(spoiled, clean, strict=True):
+        np.testing.assert_array_equal(got, want)
+    # Causal, with row i at key i: no row sees beyond the fifth key.
+    far = attention(q[0], k[0, :n], v[0, :n], causal=True, offset=0)
+    k[0, 5:n] = v[0, 5:n] = float(poison)
+    np.testing.assert_array_equal(attention(q[0], k[0, :n], v[0, :n], causal=True, offset=0), far)
+
+
+def test_padded_rows_of_q_are_not_read():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 6, 4)) for _ in range(3))
+    q[0, 2:] = q[1, 5:] = np.nan
+    out, lse = attention(q, k, v, q_lengths=np.array([2, 5]), return_lse=True)
+    for entry, rows in enumerate((2, 5)):
+        assert np.isfinite(out[entry, :rows]).all()
+        assert (out[entry, rows:] == 0).all()
+        assert (lse[entry, rows:] == -np.inf).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_the_batch(dtype):
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((3, 4, n, 8)).astype(DTYPES[dtype]) for n in (9, 700, 700))
+    whole = attention(q, k, v, causal=True)
+    np.testing.assert_array_equal(
+        attention(q[1:2, 2:3], k[1:2, 2:3], v[1:2, 2:3], causal=True)[0, 0], whole[1, 2]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_near_the_end_of_the_range_stay_finite(dtype):
+    top = 2.0**60 if dtype in ("bfloat16", "float32") else 2.0**7
+    largest = float(np.finfo(np.float16).max) if dtype == "float16" else 3e38
+    q = np.full((3, 16), top).astype(DTYPES[dtype])
+    k = np.stack([np.full(16, sign * top) for sign in (1, -1, 0)]).astype(DTYPES[dtype])
+    v = np.full((3, 2), largest).astype(DTYPES[dtype])
+    out, lse = attention(q, k, v, return_lse=True)
+    assert np.isfinite(out).all()
+    np.testing.assert_allclose(lse, 16 * top**2 / 4, rtol=1e-6)
+    assert (out == v[0]).all()

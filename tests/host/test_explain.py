@@ -1,0 +1,170 @@
+"""`explain`: the kernel, why, and what it costs, for arrays and for shapes alone."""
+
+from __future__ import annotations
+
+import doctest
+import sys
+import types
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cupy_flash import attention, device, explain, explanation
+from strategies import DTYPES
+
+PAIR = ((2, 8, 1024, 64), "float32")
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """Explain as a laptop would, on a machine with a GPU too."""
+    monkeypatch.setattr(device, "gpu_is_available", lambda: False)
+
+
+def test_numpy_arrays_take_the_blocked_path():
+    x = np.ones((2, 3, 4, 5), np.float16)
+    told = explain(x, x, x, causal=True)
+    assert (told.kernel, told.variant, told.workspace) == ("blocked", None, 0)
+    assert "blocked NumPy path" in str(told)
+    assert "sums in float32, results rounded once to float16" in told.accuracy
+    assert told.problem.causal
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("arch", [70, 75, 80, 86, 89, 90, 100, 120])
+def test_shapes_stand_for_contiguous_gpu_arrays(dtype, arch):
+    pair = ((2, 8, 1024, 64), dtype)
+    told = explain(pair, pair, pair, arch=arch)
+    assert told.kernel == "simt"
+    assert told.variant.arch == arch
+    assert told.variant.shared_memory <= device.assumed(arch).shared_memory
+    assert (told.problem.module, told.problem.dtype) == ("cupy", dtype)
+    assert told.problem.q.batch == (8 * 1024 * 64,)
+    assert f"sm_{arch}" in str(told)
+
+
+def test_without_a_gpu_pairs_are_explained_for_90():
+    assert explain(PAIR, PAIR, PAIR).variant.arch == 90
+
+
+def test_cupy_arrays_are_described_and_not_read(monkeypatch):
+    class FakeArray:
+        shape, strides, dtype = (4, 64), (256, 4), np.dtype(np.float32)
+        data = SimpleNamespace(device_id=0, ptr=1 << 30)
+
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray = FakeArray
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    x = FakeArray()
+    told = explain(x, x, x, kernel="naive", arch=80)
+    assert (told.kernel, told.problem.device) == ("naive", 0)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.dtype(np.float32), "float32", "f4", float, ml_dtypes.bfloat16]
+)
+def test_dtypes_are_what_numpy_takes(dtype):
+    pair = ((8, 64), dtype)
+    told = explain(pair, pair, pair)
+    assert told.problem.dtype == np.dtype(dtype).name
+
+
+def test_the_text_is_readable():
+    k = ((2, 2, 700, 64), "float32")
+    told = explain(PAIR, k, k, causal=True, arch=90)
+    lines = str(told).splitlines()
+    assert lines[0] == (
+        "attention: batch (2,), 8 heads on 2 key heads, m=1024 n=700 d=64 p=64, float32"
+    )
+    assert [line.split(":")[0] for line in lines] == [
+        *("attention", "kernel", "tile", "why", "why", "why", "workspace", "accuracy")
+    ]
+    assert f"{told.variant.shared_memory:,} bytes of shared memory" in lines[2]
+    assert all(len(line) <= 110 for line in lines)
+
+
+def test_reasons_of_a_slower_kernel():
+    wide = ((8, 300), "float16")
+    told = explain(wide, wide, wide)
+    assert told.kernel == "naive"
+    assert "simt: no, d is 300, above 256; p is 300, above 256" in told.reasons
+
+
+def test_tf32_is_permission_only():
+    assert (
+        "no kernel of this version uses it" in explain(PAIR, PAIR, PAIR, precision="tf32").accuracy
+    )
+    assert explain(PAIR, PAIR, PAIR, precision="highest").accuracy == (
+        "products and sums in float32, results rounded once to float32"
+    )
+
+
+def test_a_forced_kernel_that_cannot():
+    with pytest.raises(ValueError, match="kernel='sm90' can't compute this call"):
+        explain(PAIR, PAIR, PAIR, kernel="sm90")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"scale": "1"}, TypeError),
+        ({"causal": 1}, TypeError),
+        ({"softcap": 30.0}, NotImplementedError),
+        ({"kernel": "cuda"}, ValueError),
+        ({"k_lengths": [3]}, TypeError),
+    ],
+)
+def test_errors_are_those_of_attention(options, error):
+    x = np.ones((4, 5), np.float32)
+    with pytest.raises(error) as from_attention:
+        attention(x, x, x, **options)
+    with pytest.raises(error) as from_explain:
+        explain(x, x, x, **options)
+    assert str(from_attention.value) == str(from_explain.value)
+
+
+def test_unknown_arch_and_options():
+    with pytest.raises(ValueError, match="arch is 91; known are"):
+        explain(PAIR, PAIR, PAIR, arch=91)
+    with pytest.raises(TypeError, match="is_causal"):
+        explain(PAIR, PAIR, PAIR, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ((2, 8, 64), "flaot32"),
+        ((2, 8, 64), None),
+        ((2, 8, 64), 32),
+        ((2, -8, 64), "float32"),
+        ((2, 8.0, 64), "float32"),
+        ((2, "8", 64), "float32"),
+        (("2, 8"), "float32"),
+        (64, "float32"),
+        ("float32", (2, 8, 64)),
+        (2, 8, 64),
+        ((2, 8, 64),),
+        ((2, 8, 64), "float32", 0),
+    ],
+)
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_pairs_that_are_none(name, bad):
+    call = dict.fromkeys(("q", "k", "v"), ((2, 8, 64), "float32")) | {name: bad}
+    with pytest.raises((TypeError, ValueError)) as caught:
+        explain(*call.values())
+    message = str(caught.value)
+    assert f"{name} " in message
+    assert "(shape, dtype)" in message or "allowed are float16" in message or "axes" in message
+
+
+@pytest.mark.parametrize("bad", [((2, 8), "int32"), ((2, 8), "complex64"), ((8,), "float32")])
+def test_pairs_are_checked_like_arrays(bad):
+    with pytest.raises((TypeError, ValueError), match=r"q has (dtype|shape)"):
+        explain(bad, bad, bad)
+
+
+def test_its_docstring_runs():
+    assert doctest.testmod(explanation).attempted >= 3
+    assert doctest.testmod(explanation).failed == 0

@@ -1,0 +1,246 @@
+"""The oracle against loops over Python numbers that anybody can check by reading."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupy_flash import reference
+from strategies import DTYPES, cases
+
+E = Fraction(math.e)
+
+
+def dot(x, y):
+    return sum(
+        (Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x, y, strict=True)), Fraction()
+    )
+
+
+def by_hand(q, k, v, *, scale, causal=False, offset=0, rows=None, keys=None):
+    """Attention of one head in rationals and correctly rounded sums: (out, lse)."""
+    m, n, p = len(q), len(k), v.shape[1]
+    out, lse = [[0.0] * p for _ in range(m)], [-math.inf] * m
+    for i in range(m if rows is None else rows):
+        visible = [j for j in range(n if keys is None else keys) if not causal or j <= i + offset]
+        if not visible:
+            continue
+        scores = {j: float(Fraction(scale) * dot(q[i], k[j])) for j in visible}
+        top = max(scores.values())
+        weights = {j: math.exp(score - top) for j, score in scores.items()}
+        total = math.fsum(weights.values())
+        lse[i] = top + math.log(total)
+        for x in range(p):
+            out[i][x] = math.fsum(weights[j] * float(v[j, x]) for j in visible) / total
+    return np.array(out).reshape(m, p), np.array(lse)
+
+
+def draw(seed, *shapes, dtype="float32"):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes]
+
+
+@given(
+    st.sampled_from(tuple(DTYPES)),
+    st.tuples(*[st.integers(0, 5)] * 4),
+    st.booleans(),
+    st.integers(-6, 6),
+    st.sampled_from((0.5, -1.25, 0.0, 3.0)),
+)
+def test_one_head_against_loops(dtype, sizes, causal, offset, scale):
+    m, n, d, p = sizes
+    q, k, v = draw(m + n, (m, d), (n, d), (n, p), dtype=dtype)
+    got = reference.attention(q, k, v, scale=scale, causal=causal, offset=offset)
+    out, lse = by_hand(q, k, v, scale=scale, causal=causal, offset=offset)
+    np.testing.assert_allclose(got.out.astype(float), out, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(got.lse.astype(float), lse, rtol=1e-13, atol=1e-14)
+    seen = [max(0, min(n, i + offset + 1)) if causal else n for i in range(m)]
+    assert got.visible.tolist() == seen
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 7])
+def test_the_default_scale(d):
+    q, k, v = draw(d, (3, d), (4, d), (4, 2), dtype="float64")
+    out, lse = by_hand(q, k, v, scale=Fraction(1 / math.sqrt(d)))
+    got = reference.attention(q, k, v)
+    np.testing.assert_allclose(got.out.astype(float), out, rtol=1e-13)
+    np.testing.assert_allclose(got.lse.astype(float), lse, rtol=1e-13)
+
+
+@given(
+    st.sampled_from((None, "q", "k", "both")),
+    st.booleans(),
+    st.sampled_from((None, 0, -1, 2)),
+    st.sampled_from(((4, 2), (2, 1), (1, 3), (3, 3))),
+    st.integers(0, 1 << 16),
+)
+def test_batches_heads_and_lengths_against_loops(lengths, causal, offset, heads, seed):
+    q_heads, kv_heads = heads
+    q, k, v = draw(seed, (2, 2, q_heads, 3, 2), (2, kv_heads, 4, 2), (1, 1, kv_heads, 4, 3))
+    rng = np.random.default_rng(seed)
+    q_lengths = rng.integers(0, 4, (2, 2)) if lengths in ("q", "both") else None
+    k_lengths = rng.integers(0, 5, (2,)) if lengths in ("k", "both") else None
+    got = reference.attention(
+        q, k, v, causal=causal, offset=offset, q_lengths=q_lengths, k_lengths=k_lengths
+    )
+    total = max(heads)
+    assert got.out.shape == (2, 2, total, 3, 3)
+    for a, b, h in itertools.product(range(2), range(2), range(total)):
+        rows = 3 if q_lengths is None else int(q_lengths[a, b])
+        keys = 4 if k_lengths is None else int(k_lengths[b])
+        out, lse = by_hand(
+            q[a, b, h if q_heads > 1 else 0],
+            k[b, h * kv_heads // total],
+            v[0, 0, h * kv_heads // total],
+            scale=Fraction(1 / math.sqrt(2)),
+            causal=causal,
+            offset=keys - rows if offset is None else offset,
+            rows=rows,
+            keys=keys,
+        )
+        np.testing.assert_allclose(got.out[a, b, h], out, rtol=1e-13, atol=1e-14)
+        np.testing.assert_allclose(got.lse[a, b, h], lse, rtol=1e-13, atol=1e-14)
+
+
+def test_what_the_bounds_need_against_loops():
+    """A, S, sum P delta |v| and sum P delta, delta in units of the rounding."""
+    q, k, v = draw(1, (3, 4), (5, 4), (5, 2))
+    got = reference.attention(q, k, v, scale=-0.5, causal=True, offset=1)
+    for i in range(3):
+        visible = range(i + 2)
+        scores = [-0.5 * float(dot(q[i], k[j])) for j in visible]
+        sizes = [0.5 * float(dot(np.abs(q[i]), np.abs(k[j]))) for j in visible]
+        total = math.fsum(math.exp(s - max(scores)) for s in scores)
+        P = [math.exp(s - max(scores)) / total for s in scores]
+        delta = [
+            (4 / 2 + 4) * size + 4 * (max(scores) - s) + 8
+            for s, size in zip(scores, sizes, strict=True)
+        ]
+        np.testing.assert_allclose(got.score_magnitude[i], max(sizes), rtol=1e-13)
+        np.testing.assert_allclose(got.weighted_delta[i], np.dot(P, delta), rtol=1e-13)
+        for x in range(2):
+            size = np.abs(v[: i + 2, x].astype(float))
+            np.testing.assert_allclose(got.probabilities_abs_v[i, x], np.dot(P, size), rtol=1e-13)
+            spread = np.dot(np.multiply(P, delta), size)
+            np.testing.assert_allclose(got.weighted_spread[i, x], spread, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "exact"),
+    [
+        (("float16",) * 3, np.float64),
+        (("float32", "bfloat16", "float32"), np.float64),
+        (("float64",) * 3, np.longdouble),
+        (("float32", "float32", "float64"), np.longdouble),
+    ],
+)
+def test_precision_is_above_that_of_the_inputs(dtypes, exact):
+    q, k, v = (draw(0, (3, 4), dtype=dtype)[0] for dtype in dtypes)
+    got = reference.attention(q, k, v)
+    assert got.out.dtype == got.lse.dtype == exact
+
+
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).nmant <= 52, reason="this machine's long double is a double"
+)
+def test_float64_inputs_are_exact_beyond_float64():
+    q, k, v = draw(2, (4, 30), (50, 30), (50, 3), dtype="float64")
+    got = reference.attention(q, k, v, scale=0.25)
+    scores = [[Fraction(1, 4) * dot(row, key) for key in k] for row in q]
+    for i, row in enumerate(scores):
+        # e^x of a rational by its series, far below the rounding of long double.
+        top = max(row)
+        weights = [exponential(s - top) for s in row]
+        total = sum(weights)
+        for x in range(3):
+            want = sum(w * Fraction(float(v[j, x])) for j, w in enumerate(weights)) / total
+            error = Fraction(*got.out[i, x].as_integer_ratio()) - want
+            assert abs(error) < Fraction(1, 2**60), float(error)
+
+
+def exponential(x):
+    term = total = Fraction(1)
+    halvings = 8
+    x = Fraction(round(x * 2**120), 2**120) / 2**halvings
+    for k in range(1, 30):
+        term = Fraction(round(term * x / k * 2**140), 2**140)
+        total += term
+    for _ in range(halvings):
+        total = Fraction(round(total * total * 2**140), 2**140)
+    return total
+
+
+@given(cases("float32", rows=9, dims=(5,)))
+def test_equals_the_formula_on_whole_arrays(case):
+    arrays = case.build()
+    q, k, v = (x.numpy().astype(np.float64) for x in arrays.inputs().values())
+    got = reference.attention(q, k, v, scale=0.5)
+    if (case.heads or 1) > (case.kv_heads or 1) > 1:
+        k, v = (np.repeat(x, case.heads // case.kv_heads, axis=-3) for x in (k, v))
+    if case.n == 0:
+        assert (got.out == 0).all()
+        assert (got.lse == -np.inf).all()
+        return
+    scores = 0.5 * q @ k.swapaxes(-1, -2)
+    top = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    size = weights / total @ np.abs(v)
+    shape = np.broadcast_shapes(got.out.shape, size.shape)
+    assert got.out.shape == shape
+    allowed = (
+        1e-12 * (size + 1e-300) * (1 + np.abs(scores).max(initial=1, where=np.isfinite(scores)))
+    )
+    assert (np.abs(got.out - weights / total @ v) <= allowed).all()
+    np.testing.assert_allclose(
+        (top + np.log(total))[..., 0].astype(float), got.lse.astype(float), rtol=1e-12
+    )
+
+
+def test_rows_and_keys_that_nobody_sees_never_matter():
+    q, k, v = draw(3, (4, 3), (5, 3), (5, 2), dtype="float64")
+    clean = reference.attention(q, k, v, causal=True, k_lengths=np.array(3), q_lengths=np.array(2))
+    k[3:] = v[3:] = q[2:] = np.nan
+    spoiled = reference.attention(
+        q, k, v, causal=True, k_lengths=np.array(3), q_lengths=np.array(2)
+    )
+    for field in ("out", "lse", "weighted_spread", "score_magnitude"):
+        np.testing.assert_array_equal(getattr(spoiled, field), getattr(clean, field))
+    assert np.isfinite(clean.out).all()
+
+
+def test_a_nan_value_reaches_only_rows_that_see_it():
+    q, k, v = draw(4, (3, 2), (3, 2), (3, 2))
+    v[2] = np.nan
+    out = reference.attention(q, k, v, causal=True).out
+    assert np.isfinite(out[:2]).all()
+    assert np.isnan(out[2]).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_unfused_is_the_formula_with_every_step_rounded(dtype):
+    q, k, v = (x.astype(dtype) for x in draw(5, (6, 4), (7, 4), (7, 3), dtype="float64"))
+    seen = reference.visibility(6, 7, causal=True, offset=-2)
+    got = reference.unfused(q, k, v, seen, 0.5, dtype)
+    exact = reference.attention(q, k, v, scale=0.5, causal=True, offset=-2).out
+    assert got.dtype == dtype
+    assert (got[:2] == 0).all()
+    error = np.abs(got - exact).max()
+    assert 0 < error < 40 * np.finfo(dtype).eps
+
+
+def test_visibility_draws_the_table_of_the_docstring():
+    def text(m, n, **options):
+        table = reference.visibility(m, n, causal=True, **options)
+        return ["".join(".x"[int(cell)] for cell in row) for row in table]
+
+    assert text(2, 5, offset=3) == ["xxxx.", "xxxxx"]
+    assert text(2, 5, offset=0) == ["x....", "xx..."]
+    assert text(5, 2, offset=-3) == ["..", "..", "..", "x.", "xx"]
+    assert text(3, 4, offset=1, rows=2, keys=2) == ["xx..", "xx..", "...."]

@@ -1,0 +1,162 @@
+"""Which kernel computes a problem, why, and whether it fits the GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from cupy_flash.arrays import planned, to_dtype
+from cupy_flash.device import _KNOWN, assumed
+from cupy_flash.options import check_options
+from cupy_flash.problem import make_problem
+from cupy_flash.select import (
+    DEFAULT_SHARED_MEMORY,
+    HEAD_DIM_BUCKETS,
+    SIMT_TILES,
+    WARP,
+    choose,
+)
+from strategies import DTYPES
+
+FAMILIES = ("naive", "simt")
+ARCHS = tuple(_KNOWN)
+EDGES = (0, 1, 31, 32, 33, 64, 65, 127, 128, 129, 255, 256)
+
+
+def problem_of(d=64, p=None, dtypes=("float32",) * 3, **options):
+    p = d if p is None else p
+    shapes = (2, 4, 33, d), (2, 2, 77, d), (2, 2, 77, p)
+    infos = (planned(s, to_dtype(t)) for s, t in zip(shapes, dtypes, strict=True))
+    return make_problem(*infos, check_options(**options))
+
+
+def every_variant(arch):
+    lengths = planned((2,), np.dtype(np.int32))
+    for dtype, d, p, kernel in itertools.product(DTYPES, EDGES, EDGES, FAMILIES):
+        options = {"causal": True, "k_lengths": lengths} if d == p else {}
+        problem = problem_of(d, p, (dtype,) * 3, kernel=kernel, **options)
+        yield problem, choose(problem, assumed(arch)).variant
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_variant_fits_the_gpu(arch):
+    device = assumed(arch)
+    count = 0
+    for problem, variant in every_variant(arch):
+        count += 1
+        assert 0 <= variant.shared_memory <= device.shared_memory, variant
+        assert variant.tile.threads % WARP == 0
+        assert WARP <= variant.tile.threads <= 1024
+        assert variant.arch == arch
+        assert variant.family == problem.kernel
+        assert (variant.shared_memory == 0) == (variant.family == "naive")
+        if variant.family == "simt":
+            assert problem.d <= variant.head_dim
+            assert problem.p <= variant.head_dim_v
+    assert count == len(DTYPES) * len(EDGES) ** 2 * len(FAMILIES)
+
+
+def test_the_largest_tiles_must_opt_in_to_shared_memory():
+    sizes = [variant.shared_memory for _, variant in every_variant(75)]
+    assert max(sizes) > DEFAULT_SHARED_MEMORY
+    assert 0 < min(size for size in sizes if size) <= DEFAULT_SHARED_MEMORY
+
+
+def test_every_tile_of_the_table_is_reachable():
+    used = {
+        (v.accumulate, max(v.head_dim, v.head_dim_v))
+        for _, v in every_variant(90)
+        if v.family == "simt"
+    }
+    assert used == set(SIMT_TILES)
+
+
+@pytest.mark.parametrize("size", EDGES)
+def test_head_dims_round_up_to_a_bucket(size):
+    variant = choose(problem_of(size, 256), assumed(90)).variant
+    assert variant.head_dim == min(b for b in HEAD_DIM_BUCKETS if b >= size)
+    assert variant.head_dim_v == 256
+    assert choose(problem_of(256, size), assumed(90)).variant.head_dim_v == variant.head_dim
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("d", "p", "family"),
+    [
+        *((0, 0, "simt"), (64, 128, "simt"), (256, 256, "simt")),
+        *((257, 64, "naive"), (64, 257, "naive"), (1000, 1000, "naive"), (1 << 20, 1, "naive")),
+    ],
+)
+def test_choice(dtype, d, p, family):
+    choice = choose(problem_of(d, p, (dtype,) * 3), assumed(90))
+    assert choice.variant.family == family
+    assert choice.reasons[-1] == f"{family}: the fastest family that can"
+    assert choice.reasons[0].startswith("sm90: no, ")
+    assert choice.reasons[1].startswith("sm80: no, ")
+    if family == "naive":
+        too_wide = [f"{name} is {x}, above 256" for name, x in (("d", d), ("p", p)) if x > 256]
+        assert choice.reasons[2] == f"simt: no, {'; '.join(too_wide)}"
+
+
+@pytest.mark.parametrize("kernel", FAMILIES)
+def test_a_forced_kernel_is_taken(kernel):
+    choice = choose(problem_of(kernel=kernel), assumed(90))
+    assert choice.variant.family == kernel
+    assert choice.reasons == (f"{kernel}: asked for by kernel='{kernel}'",)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "d", "p", "words"),
+    [
+        ("simt", 300, 64, ("d is 300, above 256", "Able are 'naive';")),
+        ("simt", 64, 257, ("p is 257, above 256", "kernel=None takes the fastest")),
+        ("simt", 512, 300, ("d is 512", "p is 300")),
+        ("sm80", 64, 64, ("doesn't have it yet", "Able are 'simt', 'naive';")),
+        ("sm90", 64, 64, ("doesn't have it yet", "Able are 'simt', 'naive';")),
+        ("sm90", 999, 64, ("Able are 'naive';",)),
+    ],
+)
+def test_a_forced_kernel_that_cannot_says_why_and_who_can(kernel, d, p, words):
+    with pytest.raises(ValueError, match=f"kernel='{kernel}' can't compute this call") as caught:
+        choose(problem_of(d, p, kernel=kernel), assumed(90))
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "result"),
+    [
+        (("float16",) * 3, "float16"),
+        (("bfloat16", "bfloat16", "float32"), "float32"),
+        (("float16", "float32", "float64"), "float64"),
+    ],
+)
+def test_each_array_keeps_its_type_and_the_result_is_promoted(dtypes, result):
+    variant = choose(problem_of(dtypes=dtypes), assumed(90)).variant
+    assert (variant.q, variant.k, variant.v, variant.o) == (*dtypes, result)
+    assert variant.accumulate == ("float64" if result == "float64" else "float32")
+
+
+def test_a_variant_says_itself_in_one_line():
+    lengths = planned((2,), np.dtype(np.int64))
+    variant = choose(problem_of(40, 100, causal=True, k_lengths=lengths), assumed(75)).variant
+    assert str(variant) == "forward_simt float32 d<=64 p<=128 sm_75 (causal, k_lengths int64)"
+    mixed = choose(
+        problem_of(300, dtypes=("float16", "float32", "float32"), q_lengths=lengths), assumed(90)
+    ).variant
+    assert str(mixed) == "forward_naive float16/float32/float32 sm_90 (q_lengths int64)"
+
+
+def test_equal_kinds_give_the_same_object():
+    first, second = (choose(problem_of(d), assumed(90)).variant for d in (33, 64))
+    assert first is second
+    assert dataclasses.replace(first) == first
+
+
+@pytest.mark.parametrize("arch", [0, 60, 91, 9.0, "90", None])
+def test_unknown_architectures(arch):
+    with pytest.raises(ValueError, match=r"arch is .*; known are 70, 75, 80"):
+        assumed(arch)

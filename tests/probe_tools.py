@@ -1,0 +1,131 @@
+"""What the probes are made of: their problems, places in memory, and comparisons."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cupy_flash import accuracy, reference
+from layouts import LAYOUTS, strided
+from strategies import DTYPES
+
+Array = np.ndarray[Any, Any]
+Result = tuple[Array, Array]
+
+# A probe with lengths, one with an offset that leaves rows and keys unseen, and the plain ones.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True, "offset": 20},
+    "causal, far left": {"causal": True, "offset": -33},
+    "lengths": {"q_lengths": (70, 41, 0), "k_lengths": (99, 0, 101)},
+    "causal lengths": {"causal": True, "q_lengths": (70, 41, 33), "k_lengths": (64, 97, 5)},
+}
+BATCH, HEADS, M, N = 3, 2, 71, 101
+
+
+def options_of(name: str) -> dict[str, Any]:
+    return {
+        key: np.asarray(value, np.int32) if key.endswith("lengths") else value
+        for key, value in OPTIONS[name].items()
+    }
+
+
+def draw(dtype: str, d: int, p: int, kv_heads: int = HEADS, group: int = 1) -> list[Array]:
+    rng = np.random.default_rng(d * 1000 + p)
+    shapes = (kv_heads * group, M, d), (kv_heads, N, d), (kv_heads, N, p)
+    return [rng.standard_normal((BATCH, *shape)).astype(DTYPES[dtype]) for shape in shapes]
+
+
+def visible(
+    m: int,
+    n: int,
+    *,
+    causal: bool = False,
+    offset: int | None = None,
+    q_lengths: Array | None = None,
+    k_lengths: Array | None = None,
+) -> Array:
+    """Return the table (..., m, n) of which row sees which key, for every batch entry."""
+    rows = np.asarray(m if q_lengths is None else q_lengths)[..., None, None]
+    keys = np.asarray(n if k_lengths is None else k_lengths)[..., None, None]
+    at = keys - rows if offset is None else offset
+    i, j = np.arange(m)[:, None], np.arange(n)
+    seen = (i < rows) & (j < keys)
+    return seen & (j <= i + at) if causal else seen
+
+
+def ulp(x: Array, dtype: str) -> Array:
+    """Return the distance between the numbers of a dtype around x."""
+    return np.ldexp(2 * accuracy.ROUNDING[dtype], np.frexp(x)[1] - 1)
+
+
+def assert_same_bits(got: Result, want: Result, what: str) -> None:
+    for name, a, b in zip(("out", "lse"), got, want, strict=True):
+        assert a.shape == b.shape, (what, name, a.shape, b.shape)
+        assert a.dtype == b.dtype, (what, name, a.dtype, b.dtype)
+        unsigned = f"u{a.itemsize}"
+        differ = np.ascontiguousarray(a).view(unsigned) != np.ascontiguousarray(b).view(unsigned)
+        where = tuple(map(int, np.argwhere(differ)[0])) if differ.any() else ()
+        assert not differ.any(), (
+            f"{what}: {differ.sum()} of {differ.size} elements of {name} have other bits, "
+            f"at {where} {a[where]!r} instead of {b[where]!r}"
+        )
+
+
+def assert_same(
+    got: Result,
+    want: Result,
+    arrays: list[Array],
+    options: dict[str, Any],
+    bitwise: bool,
+    what: str,
+) -> None:
+    """Compare bits, or else the numbers with twice the error bounds: both results may be off."""
+    if bitwise:
+        assert_same_bits(got, want, what)
+        return
+    for a, b, bound in zip(got, want, bounds(arrays, options), strict=True):
+        compared = accuracy.compare(a, b, 2 * bound)
+        assert compared.ok, f"{what}: {compared}"
+
+
+def bounds(arrays: list[Array], options: dict[str, Any]) -> Result:
+    q, k, v = arrays
+    exact = reference.attention(q, k, v, **options)
+    scale = options.get("scale", reference.default_scale(q.shape[-1]))
+    dtype = np.result_type(q, k, v).name
+    return (
+        accuracy.out_bound(exact, dtype, q, k, v, scale),
+        accuracy.lse_bound(exact, dtype, q, k, scale),
+    )
+
+
+def edges(size: int, step: int = 32) -> Array:
+    """Return the places within one of a multiple of `step`, and the last one."""
+    near = {at + by for at in range(0, size + 1, step) for by in (-1, 0, 1)}
+    return np.array(sorted(i for i in near | {size - 1} if 0 <= i < size))
+
+
+def placed(arrays: list[Array]) -> Iterator[tuple[str, list[Array]]]:
+    """Yield the arrays in every pair of layouts, then from every alignment of their elements."""
+    for (a, first), (b, second) in itertools.product(enumerate(LAYOUTS), enumerate(LAYOUTS)):
+        # A Latin square: every two of the three arrays see every pair.
+        layouts = first, second, LAYOUTS[(a + b) % len(LAYOUTS)]
+        views = []
+        for x, layout in zip(arrays, layouts, strict=True):
+            view = strided(x.shape, x.dtype, layout).numpy()
+            view[...] = x
+            views.append(view)
+        yield f"layouts {layouts}", views
+    itemsize = arrays[0].itemsize
+    for shift in range(16 // itemsize):
+        views = []
+        for which, x in enumerate(arrays):
+            buffer = np.full(x.size + 32, np.nan, x.dtype)
+            start = -buffer.ctypes.data % 16 // itemsize + (shift * (2 * which + 1)) % 16
+            views.append(buffer[start : start + x.size].reshape(x.shape))
+            views[-1][...] = x
+        yield f"shift {shift}", views

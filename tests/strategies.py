@@ -1,0 +1,252 @@
+"""The problems that every level of tests draws: shapes, layouts, dtypes, options and values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from layouts import LAYOUTS, OUT_LAYOUTS, Strided, strided
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+VALUES = ("normal", "x30", "equal", "outlier", "subnormal", "large", "level", "integers")
+MIXTURES = (("float16", "float32", "float32"), ("bfloat16", "float32", "float64"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem; its repr is what reproduces it (`Case(...).build()`)."""
+
+    batch: tuple[int, ...]
+    heads: int | None
+    kv_heads: int | None
+    m: int
+    n: int
+    d: int
+    p: int
+    dtypes: tuple[str, str, str]
+    layouts: tuple[str, str, str] = ("contiguous",) * 3
+    out_layout: str | None = None
+    values: str = "normal"
+    causal: bool = False
+    offset: int | None = None
+    scale: float | None = None
+    lengths: str | None = None
+    length_dtype: str = "int32"
+    squeeze: bool = False
+    seed: int = 0
+
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        # squeeze: k and v lack the batch axes, so they broadcast.
+        kv_batch = () if self.squeeze else self.batch
+        q_heads = () if self.heads is None else (self.heads,)
+        kv_heads = () if self.kv_heads is None else (self.kv_heads,)
+        return (
+            (*self.batch, *q_heads, self.m, self.d),
+            (*kv_batch, *kv_heads, self.n, self.d),
+            (*kv_batch, *kv_heads, self.n, self.p),
+        )
+
+    def build(self) -> Arrays:
+        return build(self)
+
+
+@dataclass
+class Arrays:
+    case: Case
+    q: Strided
+    k: Strided
+    v: Strided
+    q_lengths: np.ndarray[Any, Any] | None
+    k_lengths: np.ndarray[Any, Any] | None
+
+    def inputs(self) -> dict[str, Strided]:
+        return {"q": self.q, "k": self.k, "v": self.v}
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `attention` and of the reference, arrays on the host."""
+        options: dict[str, Any] = {"causal": self.case.causal, "offset": self.case.offset}
+        if self.case.scale is not None:
+            options["scale"] = self.case.scale
+        if self.q_lengths is not None:
+            options["q_lengths"] = self.q_lengths
+        if self.k_lengths is not None:
+            options["k_lengths"] = self.k_lengths
+        return options
+
+
+def fill_values(case: Case, rng: np.random.Generator, arrays: dict[str, Strided]) -> None:
+    views = {name: array.numpy() for name, array in arrays.items()}
+    data = {name: rng.standard_normal(view.shape) for name, view in views.items()}
+    wide = [name in ("bfloat16", "float32") for name in case.dtypes]
+    kind = case.values
+    if kind == "x30":
+        data["q"] *= 30
+    elif kind == "equal":
+        data = {name: np.full(x.shape, 0.5) for name, x in data.items()}
+    elif kind == "outlier" and case.n and case.d:
+        data["k"][..., rng.integers(case.n), rng.integers(case.d)] *= 50
+        data["v"][..., rng.integers(case.n), :] *= 50
+    elif kind == "subnormal":
+        for name, dtype in zip(data, case.dtypes, strict=True):
+            data[name] *= float(ml_dtypes.finfo(DTYPES[dtype]).smallest_subnormal) * 8
+    elif kind == "large":
+        # Scores near 2^40 (2^100 in float64), values at the dtype's largest.
+        top = float(ml_dtypes.finfo(DTYPES[case.dtypes[2]]).max)
+        data["v"] = np.clip(data["v"], -1, 1) * top
+        for name, is_wide in zip(("q", "k"), wide, strict=False):
+            data[name] *= 2.0**20 if is_wide else 2.0**8
+    elif kind == "level" and case.d:
+        # Every score lies near -1e6 (-1e4 where float16 can't hold more).
+        level = 100.0 if "float16" in case.dtypes[:2] else 1000.0
+        data["q"][..., 0] = level * np.sqrt(case.d)
+        data["k"][..., 0] = -level
+    elif kind == "integers":
+        data = {name: rng.integers(-3, 4, x.shape).astype(float) for name, x in data.items()}
+    for name, view in views.items():
+        if view.size:
+            with np.errstate(over="ignore"):
+                view[...] = data[name].astype(view.dtype)
+
+
+def build(case: Case) -> Arrays:
+    rng = np.random.default_rng(case.seed)
+    arrays = {
+        name: strided(shape, DTYPES[dtype], layout)
+        for name, shape, dtype, layout in zip(
+            "qkv", case.shapes(), case.dtypes, case.layouts, strict=True
+        )
+    }
+    fill_values(case, rng, arrays)
+    lengths = []
+    for which, limit in (("q", case.m), ("k", case.n)):
+        if case.lengths in (which, "both"):
+            drawn = rng.integers(0, limit + 1, case.batch)
+            lengths.append(np.asarray(drawn, dtype=case.length_dtype))
+        else:
+            lengths.append(None)
+    return Arrays(case, **arrays, q_lengths=lengths[0], k_lengths=lengths[1])
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    dtype: str,
+    *,
+    rows: int = 80,
+    dims: Sequence[int] = (32,),
+    lengths: Sequence[str | None] = (None, None, "both", "q", "k"),
+    length_dtypes: Sequence[str] = ("int32", "int64"),
+    mixed: bool = True,
+    batch_axes: int = 3,
+    scales: bool = True,
+) -> Case:
+    """Draw a case; `dims` are the largest head dims to draw up to, `rows` the largest m and n."""
+    form = draw(st.sampled_from(("2d", "3d", "4d", "4d", "5d", "many")))
+    heads = kv_heads = None
+    batch: tuple[int, ...] = ()
+    if form == "3d":
+        batch = (draw(st.integers(1, 4)),)
+    elif form != "2d":
+        kv_heads = draw(st.sampled_from((1, 1, 2, 3)))
+        heads = kv_heads * draw(st.sampled_from((1, 1, 2, 3, 5)))
+        if heads == 1:
+            kv_heads = draw(st.sampled_from((1, 2)))
+        axes = {"4d": 1, "5d": 2, "many": batch_axes}[form]
+        batch = tuple(draw(st.integers(1, 2)) for _ in range(axes))
+    size = st.one_of(st.integers(1, rows), st.sampled_from((0, 1, 2, 31, 32, 33, 63, 64, 65)))
+    m, n = (min(draw(size), rows) for _ in range(2))
+    top = draw(st.sampled_from(tuple(dims)))
+    dim = st.one_of(st.integers(1, top), st.sampled_from((0, 1, top - 1, top)))
+    d, p = draw(dim), draw(dim)
+    dtypes = (dtype,) * 3
+    if mixed and draw(st.integers(0, 9)) == 0:
+        dtypes = draw(st.sampled_from(MIXTURES))
+    use_lengths = draw(st.sampled_from(tuple(lengths)))
+    causal = draw(st.booleans())
+    offset = draw(st.one_of(st.none(), st.integers(-m - 1, n + 1)))
+    scale = draw(st.sampled_from((None, None, 0.5, -1.0, 0.3, 2.0))) if scales else None
+    return Case(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        m=m,
+        n=n,
+        d=d,
+        p=p,
+        dtypes=dtypes,
+        layouts=tuple(draw(st.sampled_from(LAYOUTS)) for _ in range(3)),
+        out_layout=draw(st.sampled_from((None, *OUT_LAYOUTS))),
+        values=draw(st.sampled_from(VALUES)),
+        causal=causal,
+        offset=offset,
+        scale=scale,
+        lengths=use_lengths,
+        length_dtype=draw(st.sampled_from(tuple(length_dtypes))),
+        squeeze=bool(batch) and use_lengths is None and draw(st.integers(0, 4)) == 0,
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+class Coverage:
+    """Counts what was drawn; a class that stays empty fails the test."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Counter[str]] = {}
+        self.total = 0
+
+    def add(self, case: Case) -> None:
+        self.total += 1
+        relation = "m<n" if case.m < case.n else "m=n" if case.m == case.n else "m>n"
+        kinds = {
+            "layout of k": case.layouts[1],
+            "values": case.values,
+            "d mod 8": str(case.d % 8),
+            "rows": relation,
+            "causal": f"{case.causal} offset {'default' if case.offset is None else 'given'}",
+            "lengths": str(case.lengths),
+            "out": str(case.out_layout),
+            "heads": "grouped"
+            if (case.heads or 0) > (case.kv_heads or 0) > 0
+            else "plain"
+            if case.heads
+            else "none",
+        }
+        for kind, value in kinds.items():
+            self.counts.setdefault(kind, Counter())[value] += 1
+
+    def report(self) -> str:
+        lines = [f"{self.total} problems"]
+        for kind, counter in self.counts.items():
+            drawn = ", ".join(f"{value} {count}" for value, count in sorted(counter.items()))
+            lines.append(f"  {kind}: {drawn}")
+        return "\n".join(lines)
+
+    def check(self, at_least: int, **wanted: Sequence[str]) -> None:
+        """Fail unless `at_least` problems were drawn and every class is there."""
+        full = {
+            "layout of k": LAYOUTS,
+            "values": VALUES,
+            "d mod 8": tuple(map(str, range(8))),
+            "rows": ("m<n", "m=n", "m>n"),
+            "heads": ("grouped", "plain", "none"),
+        } | {kind.replace("_", " "): values for kind, values in wanted.items()}
+        print(self.report())
+        assert self.total >= at_least, f"{self.total} problems drawn, {at_least} wanted"
+        for kind, values in full.items():
+            missing = [value for value in values if not self.counts[kind][value]]
+            assert not missing, f"no problem with {kind} in {missing}"
+
+
+def without_lengths(case: Case) -> Case:
+    return replace(case, lengths=None)

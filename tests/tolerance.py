@@ -1,0 +1,82 @@
+"""The pass rules, in one place: exact special values, the element bound, and the max and rms rule.
+
+The element bound is computed from the data (cupy_flash.accuracy). It allows for the worst sum of
+roundings, so a fault that only makes everything a little less accurate could hide in it. The max and
+rms rule closes that: on a problem with many elements the errors must be those of an unfused
+computation in the same precision, at most four times (float32 and float64, whose sums run in another
+order), or its rms by 10 % (16 bit, where the rounding of the result dominates).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupy_flash import accuracy, reference
+from strategies import DTYPES, Arrays, Case
+
+# Where errors come from rounding and not from flushing or overflow of the baseline.
+STATISTICAL_VALUES = ("normal", "x30", "outlier")
+STATISTICAL_SIZE = 400
+
+
+def result_dtype(case: Case) -> str:
+    return np.result_type(*(DTYPES[name] for name in case.dtypes)).name
+
+
+def check(arrays: Arrays, out: np.ndarray[Any, Any], lse: np.ndarray[Any, Any]) -> float:
+    """Raise AssertionError unless out and lse are right; return the worst error / bound."""
+    case = arrays.case
+    q, k, v = (array.numpy() for array in arrays.inputs().values())
+    exact = reference.attention(q, k, v, **arrays.options())
+    dtype = result_dtype(case)
+    scale = case.scale if case.scale is not None else reference.default_scale(case.d)
+    assert out.shape == exact.out.shape, (out.shape, exact.out.shape)
+    assert lse.shape == exact.lse.shape, (lse.shape, exact.lse.shape)
+    assert out.dtype.name == dtype, (out.dtype, dtype)
+    assert lse.dtype.name == accuracy.accumulation(dtype), lse.dtype
+    empty = exact.visible == 0
+    assert (out[empty] == 0).all(), f"a row without keys isn't 0: {case}"
+    assert (lse[empty] == -np.inf).all(), f"a row without keys has lse above -inf: {case}"
+    bound = accuracy.out_bound(exact, dtype, q, k, v, scale)
+    worst = 0.0
+    for name, compared in (
+        ("out", accuracy.compare(out, exact.out, bound)),
+        ("lse", accuracy.compare(lse, exact.lse, accuracy.lse_bound(exact, dtype, q, k, scale))),
+    ):
+        assert compared.ok, f"{name}: {compared}\n{case}"
+        worst = max(worst, compared.ratio)
+    if case.values in STATISTICAL_VALUES and out.size >= STATISTICAL_SIZE:
+        check_statistics(arrays, out, exact, scale)
+    return worst
+
+
+def check_statistics(
+    arrays: Arrays, out: np.ndarray[Any, Any], exact: reference.Reference, scale: float
+) -> None:
+    case = arrays.case
+    dtype = result_dtype(case)
+    single = case.heads is None and not case.batch
+    if not single:
+        return
+    q, k, v = (array.numpy() for array in arrays.inputs().values())
+    offset = case.offset
+    rows = None if arrays.q_lengths is None else int(arrays.q_lengths)
+    keys = None if arrays.k_lengths is None else int(arrays.k_lengths)
+    if offset is None:
+        offset = (case.n if keys is None else keys) - (case.m if rows is None else rows)
+    seen = reference.visibility(
+        case.m, case.n, causal=case.causal, offset=offset, rows=rows, keys=keys
+    )
+    used = seen.any(axis=0)
+    plain = reference.unfused(
+        q, k[used], v[used], seen[:, used], scale, accuracy.accumulation(dtype)
+    ).astype(out.dtype)
+    want = exact.out
+    ours, theirs = (np.asarray(x.astype(want.dtype) - want, np.float64) for x in (out, plain))
+    ulp = accuracy.ROUNDING[dtype] * float(np.abs(want).max(initial=0))
+    factor, share = (4.0, 4.0) if dtype in ("float32", "float64") else (1.5, 1.1)
+    assert np.abs(ours).max() <= factor * np.abs(theirs).max() + ulp, f"max rule: {case}"
+    rms, baseline = (float(np.sqrt(np.mean(x**2))) for x in (ours, theirs))
+    assert rms <= share * baseline + ulp / 8, f"rms rule: {rms} against {baseline}: {case}"
