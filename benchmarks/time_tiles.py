@@ -33,7 +33,8 @@ CANDIDATES: dict[tuple[str, int], list[Tile]] = {
         Tile(64, 64, 16, 16, 32, 32, 2),
         Tile(64, 64, 8, 16, 32, 32, 3),
         Tile(64, 64, 8, 16, 16, 32, 3),
-        Tile(64, 64, 8, 16, 64, 16, 3),
+        Tile(64, 64, 8, 16, 16, 16, 3),
+        Tile(64, 64, 8, 16, 32, 16, 3),
         Tile(64, 32, 8, 16, 32, 16, 3),
     ],
     ("float32", 128): [
@@ -98,7 +99,10 @@ def measure(dtype: Any, bucket: int, heads: int) -> dict[str, Any]:
     calls: dict[str, Any] = {}
     details: dict[str, Any] = {}
     for tile in CANDIDATES[accumulate, bucket]:
-        name = f"{tile.block_m}x{tile.block_n} {tile.threads_m}x{tile.threads_n} {tile.chunk_d}/{tile.chunk_n} b{tile.blocks}"
+        name = (
+            f"{tile.block_m}x{tile.block_n} {tile.threads_m}x{tile.threads_n} "
+            f"{tile.chunk_d}/{tile.chunk_n} b{tile.blocks}"
+        )
 
         def call(tile: Tile = tile) -> None:
             select.SIMT_TILES[accumulate, bucket] = tile

@@ -5,10 +5,11 @@ them on every input, and a lost key, a wrong scale or a sum in too few bits does
 e = 2**-24 (2**-53 for float64):
 
 * a score of magnitude ``S = scale * sum |q_x k_x|`` at distance ``D`` below the row's maximum has
-  error ``delta = e ((d / 2 + 4) S + 4 D + 8)``;
+  error at most ``delta = e ((d / 2 + 4) S + 4 D + 8)``, so its weight changes by a factor between
+  ``exp(-delta)`` and ``exp(delta)``, and the output by at most
+  ``E = (sum P (exp(delta) - 1) |v| + |o| sum P (exp(delta) - 1)) / sum P exp(-delta)``;
 * an output of magnitude ``A = sum P |v|`` has error at most
-  ``u |o| + sum P delta |v| + A sum P delta + 2 e (sqrt(n) + n / 64 + 8) A``, u being the rounding
-  of the output's dtype;
+  ``u |o| + E + 2 e (sqrt(n) + n / 64 + 8) A``, u being the rounding of the output's dtype;
 * lse has error at most ``e ((4 + 3 sqrt(d)) max S + 64 + sqrt(n))``: a score is a chain of d
   fused multiply-adds, whose roundings add up like a random walk of steps below ``0.6 e S``, and
   five standard deviations of it are ``3 sqrt(d) e S`` (an H200 reaches 8.7 e S at d = 43 where one
@@ -57,13 +58,12 @@ def out_bound(exact: Reference, dtype: str, q: Array, k: Array, v: Array, scale:
     e = ROUNDING[accumulation(dtype)]
     n = exact.visible[..., None].astype(np.float64)
     A = exact.probabilities_abs_v
-    spread = e * exact.weighted_spread + A * e * exact.weighted_delta[..., None]
     sums = 2 * e * (np.sqrt(n) + n / 64 + 8) * A
     rounding = np.maximum(ROUNDING[dtype] * np.abs(exact.out), SMALLEST[dtype])
     flushed = FLUSHED[accumulation(dtype)]
     lost_scores = flushed * q.shape[-1] * (_largest(q) + _largest(k)) * max(abs(scale), 1.0)
     lost_sums = 4 * flushed * n + 4 * flushed * n * n * _largest(v)
-    bound: Array = rounding + spread + sums + 2 * A * lost_scores + lost_sums
+    bound: Array = rounding + exact.score_errors + sums + 2 * A * lost_scores + lost_sums
     return bound
 
 

@@ -197,7 +197,11 @@ def share_an_element(a: ArrayInfo, b: ArrayInfo) -> bool:
 
 
 def overlaps_itself(info: ArrayInfo) -> bool:
-    """Whether two indices of an array name the same element, as in a broadcast view."""
+    """Whether two indices of an array may name the same element, as in a broadcast view.
+
+    False is certain; True also for views whose axes interleave without meeting, which slicing,
+    transposing and reversing never make.
+    """
     axes = sorted((abs(s), n) for s, n in zip(info.strides, info.shape, strict=True) if n > 1)
     if 0 in info.shape:
         return False

@@ -120,7 +120,7 @@ def explain(q: Any, k: Any, v: Any, /, *, arch: int | None = None, **options: An
         reasons=choice.reasons,
         workspace=0,
         accuracy=_accuracy(problem),
-        notes=(),
+        notes=_notes(choice.variant),
         problem=problem,
     )
 
@@ -148,6 +148,28 @@ def _device(problem: Problem, arch: int | None) -> devices.Device:
     if devices.gpu_is_available():
         return devices.actual(problem.device or 0)
     return devices.assumed(90)
+
+
+# Where unfused CuPy (cuBLAS) is faster today: (accumulation type, largest bucket) -> TFLOP/s
+# of ours and of unfused CuPy. H200, n = 4096, not causal: benchmarks/results/time_attention.json.
+_SLOWER_THAN_UNFUSED = {("float64", 128): (13.5, 14.4), ("float64", 256): (9.5, 21.8)}
+
+
+def _notes(variant: Variant) -> tuple[str, ...]:
+    memory = "it keeps m n scores per head in memory, this kernel none"
+    if variant.family == "naive":
+        return (
+            "the naive kernel is for correctness, below 1.1 TFLOP/s on an H200; unfused CuPy "
+            f"(matmul, max, exp, sum, matmul) is faster there, but {memory}",
+        )
+    key = variant.accumulate, max(variant.head_dim, variant.head_dim_v)
+    if key not in _SLOWER_THAN_UNFUSED:
+        return ()
+    ours, unfused = _SLOWER_THAN_UNFUSED[key]
+    return (
+        f"slower than unfused CuPy today: {ours} against {unfused} TFLOP/s on an H200 at "
+        f"n = 4096, but {memory}",
+    )
 
 
 def _accuracy(problem: Problem) -> str:

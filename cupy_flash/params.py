@@ -76,15 +76,20 @@ def split_scale(scale: float, accumulate: str) -> tuple[float, float]:
     """Split a scale into a power of two for q and a factor for the scores.
 
     Scaling q by the power of two is exact and keeps q k^T from overflowing where the scaled score
-    doesn't; a scale >= 1 goes to the scores alone, since there the product is the smaller one.
-    The power stays above 2**-100, a normal number in float32, and the scores' factor below
-    float32's largest, so that 0 times it is 0.
+    doesn't; a scale from 1 to 2**100 goes to the scores alone, since there the product is the
+    smaller one.
+    Both stay within float32's normal numbers where the sums run in it: the power between 2**-100
+    and 2**100, and the rest at most float32's largest number, so that 0 times it is 0.
     """
-    largest = float(np.finfo(np.float32).max)
-    if scale == 0.0 or abs(scale) >= 1.0:
-        return 1.0, scale if accumulate == "float64" else min(max(scale, -largest), largest)
-    power = math.ldexp(1.0, max(math.frexp(scale)[1] - 1, -100))
-    return power, scale / power
+    exponent = math.frexp(scale)[1] - 1 if scale else 0
+    if exponent >= 0:
+        exponent = 0 if accumulate == "float64" else max(exponent - 100, 0)
+    power = math.ldexp(1.0, min(max(exponent, -100), 100))
+    rest = scale / power
+    if accumulate == "float32":
+        largest = float(np.finfo(np.float32).max)
+        rest = min(max(rest, -largest), largest)
+    return power, rest
 
 
 def probability_scale(n: int) -> float:

@@ -27,11 +27,8 @@ class Reference:
         A: sum over keys of P |v|.
     score_magnitude : array, (..., m)
         Largest scale * sum |q_x k_x| over the row's visible keys.
-    weighted_spread : array, (..., m, p)
-        Sum over keys of P delta |v|, delta being each score's error in units of 2**-24 (or
-        2**-53), as `accuracy` defines it.
-    weighted_delta : array, (..., m)
-        Sum over keys of P delta.
+    score_errors : array, (..., m, p)
+        What errors of the scores can move out by, as `accuracy` defines it.
     visible : array of int, (..., m)
         How many keys the row sees.
     """
@@ -40,8 +37,7 @@ class Reference:
     lse: Array
     probabilities_abs_v: Array
     score_magnitude: Array
-    weighted_spread: Array
-    weighted_delta: Array
+    score_errors: Array
     visible: Array
 
 
@@ -83,6 +79,7 @@ def attention(
     Reference
     """
     exact: Any = np.longdouble if np.float64 in (q.dtype, k.dtype, v.dtype) else np.float64
+    unit = 2.0**-53 if exact is np.longdouble else 2.0**-24
     (m, d), n, p = q.shape[-2:], k.shape[-2], v.shape[-1]
     has_heads = max(q.ndim, k.ndim, v.ndim) > 3
     split = -3 if has_heads else -2
@@ -96,8 +93,7 @@ def attention(
         lse=np.full((*leading, m), -np.inf, exact),
         probabilities_abs_v=np.zeros((*leading, m, p), exact),
         score_magnitude=np.zeros((*leading, m), exact),
-        weighted_spread=np.zeros((*leading, m, p), exact),
-        weighted_delta=np.zeros((*leading, m), exact),
+        score_errors=np.zeros((*leading, m, p), exact),
         visible=np.zeros((*leading, m), np.int64),
     )
     for index in np.ndindex(*leading):
@@ -109,7 +105,7 @@ def attention(
         if at is None:
             at = (n if keys is None else keys) - (m if rows is None else rows)
         seen = visibility(m, n, causal=causal, offset=at, rows=rows, keys=keys)
-        _one_head(Q, K, V, seen, factor, results, index)
+        _one_head(Q, K, V, seen, factor, unit, results, index)
     return results
 
 
@@ -138,7 +134,14 @@ def _matrix(
 
 
 def _one_head(
-    q: Array, k: Array, v: Array, seen: Array, scale: Any, results: Reference, index: Any
+    q: Array,
+    k: Array,
+    v: Array,
+    seen: Array,
+    scale: Any,
+    unit: float,
+    results: Reference,
+    index: Any,
 ) -> None:
     # Keys that no row sees drop out before any arithmetic, whatever they hold.
     used = seen.any(axis=0)
@@ -154,8 +157,10 @@ def _one_head(
     total = weights.sum(axis=1, keepdims=True)
     P = weights / total
     depth = np.where(seen, top - scores, 0)
-    delta = (q.shape[1] / 2 + 4) * magnitude + 4 * depth + 8
-    spread = np.where(seen, P * delta, 0)
+    # Beyond 80 a bound says nothing; exp stays finite.
+    delta = np.minimum(unit * ((q.shape[1] / 2 + 4) * magnitude + 4 * depth + 8), 80)
+    grown = np.where(seen, P * np.expm1(delta), 0)
+    shrunk = np.where(seen, P * np.exp(-delta), 0).sum(axis=1, keepdims=True)
     at = (*index, rows)
     if np.isfinite(v).all():
         results.out[at] = P @ v
@@ -165,8 +170,8 @@ def _one_head(
     results.lse[at] = (top + np.log(total))[:, 0]
     results.probabilities_abs_v[at] = P @ np.abs(v)
     results.score_magnitude[at] = np.where(seen, magnitude, 0).max(axis=1)
-    results.weighted_spread[at] = spread @ np.abs(v)
-    results.weighted_delta[at] = spread.sum(axis=1)
+    out = np.abs(results.out[at])
+    results.score_errors[at] = (grown @ np.abs(v) + out * grown.sum(axis=1, keepdims=True)) / shrunk
     results.visible[at] = seen.sum(axis=1)
 
 

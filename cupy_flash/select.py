@@ -109,7 +109,7 @@ NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 # memory, what sm_75 has. benchmarks/time_tiles.py measures them against others.
 SIMT_TILES = {
     ("float32", 32): Tile(64, 64, 8, 16, 32, 32, 3),
-    ("float32", 64): Tile(64, 64, 8, 16, 32, 32, 3),
+    ("float32", 64): Tile(64, 64, 8, 16, 32, 16, 3),
     ("float32", 128): Tile(64, 64, 8, 16, 32, 16, 2),
     ("float32", 256): Tile(32, 64, 8, 16, 32, 8, 2),
     ("float64", 32): Tile(64, 64, 8, 16, 16, 16, 2),
@@ -191,7 +191,7 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
             causal=problem.causal,
             q_lengths=problem.q_lengths.dtype if problem.q_lengths else None,
             k_lengths=problem.k_lengths.dtype if problem.k_lengths else None,
-            offset_from_lengths=problem.offset is None,
+            offset_from_lengths=problem.causal and problem.offset is None,
             tile=tile,
         )
     )

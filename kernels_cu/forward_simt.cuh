@@ -3,9 +3,8 @@
 // A block of kThreadsM x kThreadsN threads computes kBlockM rows. Q stays in shared memory; K and V pass
 // through one stage, K in chunks of kChunkD columns and V in chunks of kChunkN rows. While a chunk is
 // multiplied the next one is loaded into registers: with loads in the open, warps waited for them 64 % of
-// the time (float32, d = 64, H200). A thread owns rows
-// thread_m + r kThreadsM, so the lanes of a warp own whole rows: the softmax is warp shuffles, and P goes
-// through shared memory between lanes of one warp only.
+// the time (float32, d = 64, H200). A thread owns rows thread_m + r kThreadsM, so the lanes of a warp own
+// whole rows: the softmax is warp shuffles. P goes through shared memory between the lanes of a warp.
 #pragma once
 
 #include "mask.cuh"
@@ -127,6 +126,7 @@ __device__ __forceinline__ void forward_simt(const Params& params) {
   constexpr int kKeys = Block::kKeys;
   constexpr int kColumns = Block::kColumns;
   constexpr int kThreads = Block::kThreads;
+  constexpr bool kChunks = Block::kChunkD < Block::kHeadDim;  // K comes in more than one chunk
   const Block block;
   const Score<Config> score(params);
   Schedule<Config> schedule(params);
@@ -160,7 +160,7 @@ __device__ __forceinline__ void forward_simt(const Params& params) {
       do {
         next_k.store(block.K, A(1));
         __syncthreads();
-        if (x + Block::kChunkD < params.d) {
+        if (kChunks && x + Block::kChunkD < params.d) {
           next_k.fetch(k, key, keys.end, x + Block::kChunkD, params.d);
         } else {
           next_v.fetch(v, key, keys.end, 0, params.p);
@@ -168,7 +168,7 @@ __device__ __forceinline__ void forward_simt(const Params& params) {
         block.product_qk(x, S);
         __syncthreads();
         x += Block::kChunkD;
-      } while (x < params.d);
+      } while (kChunks && x < params.d);
       const TileMask<Config> sees = mask.tile(tile.row_begin, key);
       const bool all_visible = sees.template all_visible<Block::kBlockM, Block::kBlockN>();
 #pragma unroll
@@ -187,10 +187,10 @@ __device__ __forceinline__ void forward_simt(const Params& params) {
         for (int c = 0; c < kColumns; ++c) O[r][c] *= alpha[r];
 #pragma unroll
         for (int j = 0; j < kKeys; ++j) {
+          // Read by other lanes after the barrier that V's first chunk needs.
           *block.P.at(block.row_of(r), block.key_of(j)) = S[r][j];
         }
       }
-      __syncwarp();
       const int count = static_cast<int>(
           minimum(keys.end - key, static_cast<long long>(Block::kBlockN)));
       for (int j = 0; j < count; j += Block::kChunkN) {

@@ -57,10 +57,12 @@ struct Transfer {
   // Loads from (row, column); what lies at or beyond row_end or column_end becomes 0 and isn't read.
   __device__ __forceinline__ void fetch(const Matrix<T>& matrix, long long row, long long row_end,
                                         long long column, long long column_end) {
-    const int first_row = threadIdx.x / kAcross;
-    const int first_column = threadIdx.x % kAcross;
+    // Opaque, or what follows from the thread's place and the step lives in registers through the
+    // whole kernel.
+    const int thread = opaque(static_cast<int>(threadIdx.x));
+    const int first_row = thread / kAcross;
+    const int first_column = thread % kAcross;
     const int rows = static_cast<int>(minimum(row_end - row, static_cast<long long>(kRows)));
-    // Otherwise the multiples of the step live in registers through the whole kernel.
     const long long step = opaque(kDown * matrix.row_stride);
 #pragma unroll
     for (int c = 0; c < kColumnSteps; ++c) {

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from cupy_flash import blocked, device
-from cupy_flash.commands import machine
 from cupy_flash.__main__ import main
+from cupy_flash.commands import machine
 
 ROOT = Path(__file__).parents[1]
 NO_GPU = "a test hides the GPU"

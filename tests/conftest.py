@@ -13,7 +13,8 @@ from emulation import compiler
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
-# Deterministic draws: a failure is a change's, not the day's. `--hypothesis-profile=explore` draws anew.
+# Deterministic draws: a failure is a change's, not the day's; --hypothesis-profile=explore
+# draws anew.
 settings.register_profile(
     "fixed",
     deadline=None,

@@ -1,10 +1,10 @@
 """The pass rules, in one place: exact special values, the element bound, and the max and rms rule.
 
 The element bound is computed from the data (cupy_flash.accuracy). It allows for the worst sum of
-roundings, so a fault that only makes everything a little less accurate could hide in it. The max and
-rms rule closes that: on a problem with many elements the errors must be those of an unfused
-computation in the same precision, at most four times (float32 and float64, whose sums run in another
-order), or its rms by 10 % (16 bit, where the rounding of the result dominates).
+roundings, so a fault that only makes everything a little less accurate could hide in it. The max
+and rms rule closes that: on a problem with many elements the errors must be those of an unfused
+computation in the same precision, at most four times (float32 and float64, whose sums run in
+another order), or its rms by 10 % (16 bit, where the rounding of the result dominates).
 """
 
 from __future__ import annotations

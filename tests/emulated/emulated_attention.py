@@ -1,4 +1,4 @@
-"""`attention` with the last stage on the CPU: the same Problem, Variant, text and params, emulated."""
+"""`attention` with its last stage on the CPU: same Problem, Variant, text and params, emulated."""
 
 from __future__ import annotations
 

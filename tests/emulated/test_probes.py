@@ -24,7 +24,8 @@ MASKS = {
 }
 # Around the edges of a warp and of a tile of 64.
 SIZES = (*range(13), 31, 32, 33, 63, 64, 65, 66)
-GREEDY = 3
+# A call takes the next one, so that a repeated call meets another.
+SCHEDULES = (3, 0, 4)
 
 
 @dataclass
@@ -42,6 +43,8 @@ class Given:
 
 
 def emulated(kernel: str) -> Attend:
+    schedules = itertools.cycle(SCHEDULES)
+
     def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
         lengths = {name: options.pop(name, None) for name in ("q_lengths", "k_lengths")}
         case = Case(
@@ -56,7 +59,7 @@ def emulated(kernel: str) -> Attend:
             **options,
         )
         arrays = Arrays(case, Given(q), Given(k), Given(v), **lengths)
-        result = emulated_attention.attention(arrays, kernel, schedule=GREEDY)
+        result = emulated_attention.attention(arrays, kernel, schedule=next(schedules))
         return result.out, result.lse
 
     return attend

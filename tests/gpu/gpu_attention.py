@@ -17,7 +17,7 @@ SENTINEL = 7.0
 def attention(
     arrays: Arrays, kernel: str | None
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Compute a case on the GPU; check that inputs and the bytes beside out and lse are untouched."""
+    """Compute a case; check that the inputs and the bytes beside the results are untouched."""
     import cupy
 
     case = arrays.case

@@ -1,9 +1,9 @@
 """Small problems for compute-sanitizer; run_sanitizers.sh runs them under each of its tools.
 
-    python tests/gpu/sanitizer_problems.py              every problem, each checked against float64
-    python tests/gpu/sanitizer_problems.py --planted T  a kernel with the fault that tool T looks for
+    python tests/gpu/sanitizer_problems.py              every problem, each against float64
+    python tests/gpu/sanitizer_problems.py --planted T  a kernel with the fault that T looks for
 
-CuPy's memory pool is off, so every array is an allocation of its own that ends where the array ends.
+CuPy's memory pool is off, so every array is an allocation of its own that ends where it ends.
 What a kernel must not read is never written: padding beyond the lengths and the gaps of a sliced
 array. So memcheck sees an access beyond an array, and initcheck one beside its elements.
 """
@@ -24,7 +24,7 @@ from strategies import DTYPES
 
 Array = np.ndarray[Any, Any]
 
-# Head dims of each simt bucket, at its edge and below, even and odd; naive sums 128 columns at a time.
+# Head dims of each simt bucket, at its edge and below; naive sums 128 columns at a time.
 DIMS = {"simt": ((32, 32), (33, 64), (128, 97), (200, 256)), "naive": ((32, 32), (70, 130))}
 LAYOUTS = ("swapped", "transposed", "sliced", "negative", "broadcast")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 
 from gpu_attention import attention
 from strategies import DTYPES, Case, Coverage, cases
@@ -21,6 +23,8 @@ def test_random_problems_are_within_their_bounds(kernel: str, dtype: str) -> Non
     coverage = Coverage()
     worst = 0.0
 
+    # Or every kernel and dtype would draw the same problems.
+    @seed(zlib.crc32(f"{kernel} {dtype}".encode()))
     @settings(max_examples=EXAMPLES)
     @given(
         cases(

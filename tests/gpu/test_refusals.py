@@ -60,7 +60,7 @@ def ints(*values: int, dtype: str = "int32") -> Any:
 # name: (arguments that replace or join q, k, v; the exception; what it must say)
 Refusal = tuple[Callable[[], dict[str, Any]], type[Exception], str]
 REFUSALS: dict[str, Refusal] = {
-    "q on the host": (lambda: {"q": on_host(drawn(M))}, TypeError, r"cupy\.asarray\(k\)"),
+    "q on the host": (lambda: {"q": on_host(drawn(M))}, TypeError, r"cupy\.asarray\(q\)"),
     "k on the host": (lambda: {"k": on_host(drawn(N))}, TypeError, r"cupy\.asarray\(k\)"),
     "v on the host": (lambda: {"v": on_host(drawn(N))}, TypeError, r"cupy\.asarray\(v\)"),
     "k_lengths on the host": (
@@ -224,7 +224,8 @@ MAKE = {
 def test_arrays_of_other_libraries_are_told_the_way(library: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} isn't installed")
-    variables = {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    variables = {"PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     result = subprocess.run(
         [sys.executable, "-c", OTHER_LIBRARY.format(make=MAKE[library])],
         capture_output=True,

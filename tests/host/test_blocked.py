@@ -182,3 +182,22 @@ def test_scores_near_the_end_of_the_range_stay_finite(dtype):
     assert np.isfinite(out).all()
     np.testing.assert_allclose(lse, 16 * top**2 / 4, rtol=1e-6)
     assert (out == v[0]).all()
+
+
+def test_scores_that_rounding_moves_by_more_than_one_are_within_the_bound():
+    # Scores near 2e6 in float32: their errors exceed 1, so exp(error) - 1 is far above the error.
+    case = Case(
+        (1,), 6, 2, 70, 69, 24, 6, ("bfloat16",) * 3, values="level", scale=2.0, squeeze=True
+    )
+    arrays = case.build()
+    check(arrays, *run(arrays))
+
+
+@pytest.mark.parametrize("exponent", [100, 126, 127, 130, 200])
+def test_any_scale_whose_scores_are_in_range(exponent):
+    # Every score is 2**120 or half of it.
+    q = np.full((1, 1), 2.0 ** (120 - exponent) if exponent < 200 else 2.0**-40, np.float32)
+    k = np.array([[1.0], [0.5]], np.float32) * (1 if exponent < 200 else np.float32(2.0**-40))
+    v = np.array([[3.0], [5.0]], np.float32)
+    out, lse = attention(q, k, v, scale=2.0**exponent, return_lse=True)
+    assert (out[0, 0], lse[0]) == (3.0, 2.0**120)

@@ -10,9 +10,9 @@ import pytest
 
 from command_line import NO_GPU, hide_gpu, refused, replaced_attend, scaled, two_gpus
 from cupy_flash import blocked
-from cupy_flash.commands import check as check_command
 from cupy_flash.__main__ import main
 from cupy_flash.arrays import FLOAT_NAMES, describe, planned
+from cupy_flash.commands import check as check_command
 from cupy_flash.commands.check_problems import CHECKS, LAYOUTS
 from cupy_flash.explanation import explain
 

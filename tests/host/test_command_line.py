@@ -12,8 +12,8 @@ import cupy_flash
 from command_line import BLOCK_CUPY, NO_GPU, ROOT, fresh, hide_gpu, refused, two_gpus
 from cupy_flash import env
 from cupy_flash.__main__ import COMMANDS, main
-from cupy_flash.explanation import explain
 from cupy_flash.commands.table import aligned
+from cupy_flash.explanation import explain
 
 DOCS = ROOT / "docs" / "command-line.md"
 

@@ -9,9 +9,9 @@ import pytest
 
 from command_line import NO_GPU, hide_gpu, replaced_attend, scaled
 from cupy_flash import blocked
-from cupy_flash.commands import demo as demo_command
 from cupy_flash.__main__ import main
 from cupy_flash.arrays import FLOAT_NAMES
+from cupy_flash.commands import demo as demo_command
 from cupy_flash.commands.measure import Cpu
 
 

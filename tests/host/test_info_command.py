@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from command_line import BLOCK_CUPY, fresh, two_gpus
-from cupy_flash.commands import machine, info as info_command
 from cupy_flash.__main__ import main
 from cupy_flash.arrays import FLOAT_NAMES
-from cupy_flash.explanation import explain
+from cupy_flash.commands import info as info_command
+from cupy_flash.commands import machine
 from cupy_flash.commands.mismatches import Facts, mismatches
+from cupy_flash.explanation import explain
 
 needs_cupy = pytest.mark.skipif(find_spec("cupy") is None, reason="CuPy isn't installed")
 

@@ -11,8 +11,8 @@ import pytest
 
 from cupy_flash import reference, unfused
 from cupy_flash.accuracy import compare, out_bound
-from cupy_flash.errors import INSTALL_CUPY
 from cupy_flash.commands.measure import Cpu
+from cupy_flash.errors import INSTALL_CUPY
 from cupy_flash.unfused import CublasMissing, cublas_problem, standard_attention
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]

@@ -1,0 +1,103 @@
+"""The emulated tests notice defects: each is planted in the kernels' source and must be caught."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupy_flash.source import root
+from emulated_attention import attention
+from emulation import run_isolated
+from mutants import MUTANTS
+from strategies import Arrays, Case
+from tolerance import check
+
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
+
+# More than a tile of 128 x 128 in both directions, and no multiple of anything.
+PLAIN = Case((), None, None, 141, 151, 20, 24, ("float32",) * 3, seed=1)
+HEADS = Case((2,), 6, 2, 70, 75, 20, 24, ("float32",) * 3, seed=2)
+LENGTHS = Case((5,), 2, 1, 90, 75, 20, 24, ("float32",) * 3, lengths="both", seed=3)
+
+CASES = {
+    "plain": PLAIN,
+    "few keys": replace(PLAIN, n=50),
+    "one tile": replace(PLAIN, m=64, n=50),
+    "wide": replace(PLAIN, m=70, d=100, p=120),
+    "wider": replace(PLAIN, m=37, n=40, d=150, p=140),
+    "scale": replace(PLAIN, scale=-1.7),
+    "small scale": replace(PLAIN, scale=0.3),
+    "causal": replace(PLAIN, causal=True, m=131, n=141),
+    "causal, far left": replace(PLAIN, causal=True, offset=-33),
+    "causal, far right": replace(PLAIN, causal=True, offset=70),
+    "bfloat16": replace(PLAIN, dtypes=("bfloat16",) * 3),
+    "float16": replace(PLAIN, dtypes=("float16",) * 3),
+    "float64": replace(PLAIN, dtypes=("float64",) * 3),
+    "largest": PLAIN,
+    "hopeless tile": PLAIN,
+    "one block": HEADS,
+    "transposed": replace(PLAIN, layouts=("transposed",) * 3, out_layout="transposed"),
+    "sliced": replace(HEADS, layouts=("sliced",) * 3, out_layout="sliced"),
+    "grouped heads": HEADS,
+    "batch axes": replace(HEADS, batch=(2, 3), m=9, n=10, layouts=("swapped",) * 3),
+    "lengths": LENGTHS,
+    "causal lengths": replace(LENGTHS, causal=True),
+    "lengths before NaN": replace(LENGTHS, seed=4),
+    "lengths out of range": replace(HEADS, lengths="both"),
+}
+# In order, and the two greedy ones: warps as far apart as barriers let them be.
+SCHEDULES = (0, 3, 4)
+# Not a BuildError, nor a mistake of the test itself.
+CAUGHT = ("AssertionError: ", "EmulationError: ", "killed by ", "timed out ")
+
+
+def build(name: str) -> Arrays:
+    arrays = CASES[name].build()
+    q, k, v = (x.numpy() for x in arrays.inputs().values())
+    if name == "lengths out of range":
+        arrays.q_lengths = np.array([arrays.case.m + 5, -1], np.int32)
+        arrays.k_lengths = np.array([arrays.case.n + 9, arrays.case.n], np.int32)
+    elif name == "lengths before NaN":
+        for x, lengths in ((q, arrays.q_lengths), (k, arrays.k_lengths), (v, arrays.k_lengths)):
+            for entry, length in zip(x, lengths, strict=True):
+                entry[:, length:] = np.nan
+    elif name == "largest":
+        v[...] = np.finfo(v.dtype).max
+    elif name == "hopeless tile":
+        # The scores of the first tile's keys are -inf in float32.
+        q[...] = np.abs(q)
+        k[:130] = -np.finfo(k.dtype).max
+    return arrays
+
+
+def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
+    for name in cases:
+        arrays = build(name)
+        grid = 1 if name == "one block" else None
+        for schedule in SCHEDULES:
+            result = attention(
+                arrays, kernel, schedule=schedule, folder=folder, strict=False, grid=grid
+            )
+            check(arrays, result.out, result.lse)
+
+
+@pytest.mark.parametrize("kernel", ["naive", "simt"])
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_without_a_defect_pass(case: str, kernel: str) -> None:
+    assert run_isolated(battery, kernel, [case], None) == "passed"
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_defect_is_caught(name: str, tmp_path: Path) -> None:
+    mutant = MUTANTS[name]
+    folder = tmp_path / "kernels_cu"
+    shutil.copytree(root(), folder)
+    mutant.plant(folder)
+    verdict = run_isolated(battery, mutant.kernel, mutant.cases, folder)
+    print(verdict)
+    assert verdict.startswith(CAUGHT), verdict
