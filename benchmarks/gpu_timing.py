@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import re
 import statistics
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import cupy
@@ -71,15 +73,25 @@ def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -
     return cupy.asarray(rng.standard_normal(shape, np.float32).astype(dtype))
 
 
+def driver_version() -> str:
+    """Return the driver's own number, which CUDA's runtime doesn't tell."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return "unknown"
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return found[0] if found else "unknown"
+
+
 def machine() -> dict[str, str]:
     """Return what a result file says about where and when it was measured."""
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(cupy.cuda.Device().id)
-    driver = runtime.driverGetVersion()
+    cuda = runtime.driverGetVersion()
     nvrtc = cupy.cuda.nvrtc.getVersion()
     return {
         "gpu": properties["name"].decode(),
-        "driver": f"CUDA {driver // 1000}.{driver % 1000 // 10}",
+        "driver": f"{driver_version()}, CUDA {cuda // 1000}.{cuda % 1000 // 10}",
         "cupy": cupy.__version__,
         "nvrtc": ".".join(map(str, nvrtc)),
         "numpy": np.__version__,

@@ -38,12 +38,8 @@ PLANTED = {
         y[threadIdx.x] = shared[63 - threadIdx.x];
     """,
     "synccheck": """
-        __shared__ float shared[64];
-        shared[threadIdx.x] = x[threadIdx.x];
-        if (threadIdx.x < 16) {
-          __syncthreads();
-          y[threadIdx.x] = shared[threadIdx.x + 1];
-        }
+        y[threadIdx.x] = x[threadIdx.x];
+        if (threadIdx.x % 2 == 1) __syncwarp(0x55555555u);  // of lanes that the mask leaves out
     """,
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -110,7 +111,15 @@ def strides_of(shape: tuple[int, ...], far_axis: int | None) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def far() -> Iterator[Far]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let one test process at a time hold the large buffers."""
+    with open(tmp_path_factory.getbasetemp().parent / "large_buffers.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="module")
+def far(alone: None) -> Iterator[Far]:
     free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
     needed = 2 * BUFFER * FLOAT16.itemsize + 2**30
     if free < needed:

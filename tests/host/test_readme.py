@@ -1,0 +1,29 @@
+"""What README.md shows is what the committed results say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from readme_table import load, table
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_performance_table_is_the_measured_one():
+    assert table() in README
+
+
+def test_the_figures_of_memory_and_first_call_are_the_measured_ones():
+    largest = load("largest_n")["dtypes"]["float32"]
+    assert f"{largest['few rows']['n_computed']:,} keys" in README
+    assert f"{largest['unfused']['n']:,} x" in README
+    cold = [call["cold"]["first"] for call in load("first_call")["first_calls"]]
+    assert f"{min(cold):.1f} to {max(cold):.1f} s cold" in README
+
+
+def test_every_link_leads_to_a_file():
+    for part in README.split("](")[1:]:
+        target = part.split(")")[0]
+        if not target.startswith("http"):
+            assert (ROOT / target).is_file(), target
