@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from cupy_flash.commands.table import aligned
 from cupy_flash.gpus import UNITS, Gpu, Unit
 from cupy_flash.roofline import (
     GPUS,
@@ -196,9 +197,7 @@ def _as_text(args: argparse.Namespace, gpu: Gpu, unit: Unit, rows: list[_Row]) -
         )
         for name, cost, limit in rows
     ]
-    return "\n".join(
-        [*problem, "", *_aligned([*header, *cells]), "", *_rates_used(args, gpu, unit)]
-    )
+    return "\n".join([*problem, "", *aligned([*header, *cells]), "", *_rates_used(args, gpu, unit)])
 
 
 def _rates_used(args: argparse.Namespace, gpu: Gpu, unit: Unit) -> list[str]:
@@ -214,16 +213,3 @@ def _rates_used(args: argparse.Namespace, gpu: Gpu, unit: Unit) -> list[str]:
         fma = rates(gpu, args.dtype, "fma", figures=args.figures)[1]
         lines.append(f"  the rest on fma: {fma.rate / 1e12:g} TFLOP/s ({fma.source})")
     return lines
-
-
-def _aligned(table: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        (
-            row[0].ljust(widths[0])
-            + "".join(
-                "  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)
-            )
-        ).rstrip()
-        for row in table
-    ]
