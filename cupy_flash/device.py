@@ -34,7 +34,6 @@ class Device:
 # Compute capability: (largest shared memory of a block in bytes, multiprocessors of a usual part).
 # Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _KNOWN = {
-    70: (98_304, 80),
     75: (65_536, 40),
     80: (166_912, 108),
     86: (101_376, 84),

@@ -33,7 +33,7 @@ def test_numpy_arrays_take_the_blocked_path():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("arch", [70, 75, 80, 86, 89, 90, 100, 120])
+@pytest.mark.parametrize("arch", [75, 80, 86, 89, 90, 100, 120])
 def test_shapes_stand_for_contiguous_gpu_arrays(dtype, arch):
     pair = ((2, 8, 1024, 64), dtype)
     told = explain(pair, pair, pair, arch=arch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cupy_flash import explanation
 from readme_table import load, table
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,15 @@ def test_the_figures_of_memory_and_first_call_are_the_measured_ones():
     assert f"{largest['unfused']['n']:,} x" in README
     cold = [call["cold"]["first"] for call in load("first_call")["first_calls"]]
     assert f"{min(cold):.1f} to {max(cold):.1f} s cold" in README
+
+
+def test_explain_names_every_dtype_and_dim_where_unfused_is_faster():
+    slower = {}
+    for point in load("time_attention")["points"]:
+        ours, unfused = (point["candidates"][name]["tflops"] for name in ("auto", "unfused"))
+        if not point["causal"] and ours < unfused:
+            slower[point["dtype"], point["d"]] = (round(ours, 1), round(unfused, 1))
+    assert slower == explanation.SLOWER_THAN_UNFUSED
 
 
 def test_every_link_leads_to_a_file():
