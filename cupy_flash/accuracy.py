@@ -16,7 +16,9 @@ e = 2**-24 (2**-53 for float64):
   product dominates).
 
 Kernels flush float32 numbers below 2**-126 to zero, inputs, sums and results alike (CuPy compiles
-with -ftz=true); what that can lose is added, and is nothing for ordinary data.
+with -ftz=true); what that can lose is added, and is nothing for ordinary data. P carries a factor
+of at least 1 / (4 n), so a key's weight counts as zero below 4 n 2**-126, and the sums of P v end
+there too.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def out_bound(exact: Reference, dtype: str, q: Array, k: Array, v: Array, scale:
     rounding = np.maximum(ROUNDING[dtype] * np.abs(exact.out), SMALLEST[dtype])
     flushed = FLUSHED[accumulation(dtype)]
     lost_scores = flushed * q.shape[-1] * (_largest(q) + _largest(k)) * max(abs(scale), 1.0)
-    lost_sums = 4 * flushed * n + 4 * flushed * n * n * _largest(v)
+    # Each visible key can lose its weight, in O and in l, and each step of the sum its last bits.
+    weight = n * (4 * k.shape[-2] * flushed)
+    lost_sums = weight + 2 * weight * _largest(v)
     bound: Array = rounding + exact.score_errors + sums + 2 * A * lost_scores + lost_sums
     return bound
 

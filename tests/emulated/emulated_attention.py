@@ -101,6 +101,7 @@ def attention(
             regions,
             schedule,
             seed=case.seed,
+            flush_subnormals=variant.accumulate == "float32",
         )
     for name, x in arrays.inputs().items():
         unsigned = f"u{x.buffer.itemsize}"

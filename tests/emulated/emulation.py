@@ -101,6 +101,7 @@ class _Launch(ctypes.Structure):
         ("smem", ctypes.c_ulonglong),
         ("seed", ctypes.c_ulonglong),
         ("max_steps", ctypes.c_ulonglong),
+        ("flush_subnormals", ctypes.c_int),
     )
 
 
@@ -134,6 +135,7 @@ class EmulatedKernel:
         schedule: int = 0,
         seed: int = 0,
         max_steps: int = MAX_STEPS,
+        flush_subnormals: bool = False,
     ) -> None:
         """Run every block of the grid, in order.
 
@@ -156,6 +158,9 @@ class EmulatedKernel:
             Of schedule 2.
         max_steps : int
             Bound on the waits and checked accesses of one block, against endless loops.
+        flush_subnormals : bool
+            Compute as with NVRTC's -ftz=true (x86-64 only). It flushes double too, so it is for
+            kernels whose arithmetic is float32.
 
         Raises
         ------
@@ -177,7 +182,15 @@ class EmulatedKernel:
             *(_Region(r.name.encode(), r.address, r.nbytes, r.writable) for r in regions)
         )
         config = _Launch(
-            table, len(regions), grid, threads, schedule, smem, seed & (2**64 - 1), max_steps
+            table,
+            len(regions),
+            grid,
+            threads,
+            schedule,
+            smem,
+            seed & (2**64 - 1),
+            max_steps,
+            flush_subnormals,
         )
         with _launching:
             failure = self._run(raw, ctypes.byref(config))

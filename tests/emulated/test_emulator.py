@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,17 @@ def schedule(request: pytest.FixtureRequest) -> int:
 
 
 # What the emulator computes.
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="flushes on x86-64 only")
+@pytest.mark.parametrize("flush", [False, True])
+def test_subnormal_operands_and_results_are_flushed_on_request(flush: bool) -> None:
+    kernel = kernel_of("store(p.y + i, load(p.x + i) * 0.5f);", np.dtype(np.float32))
+    x = np.full(32, np.ldexp(1, -126), np.float32)  # the smallest normal number
+    x[16:] = np.ldexp(1, -130)
+    y = launch(kernel, x, np.ones_like(x), threads=32, flush_subnormals=flush)
+    np.testing.assert_array_equal(y, np.zeros_like(x) if flush else x / 2)
+    assert np.float32(2.0**-126) / 2 > 0, "the host's own arithmetic flushes now"
 
 
 def test_indices_over_a_grid() -> None:

@@ -16,7 +16,7 @@ from cupy_flash.params import OPERANDS, launches
 from emulated_attention import attention, some_schedule
 from layouts import Strided, strided
 from probe_tools import assert_same_bits
-from strategies import DTYPES, Arrays, Case, Coverage, cases
+from strategies import DTYPES, FOUND, Arrays, Case, Coverage, cases
 from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
@@ -82,6 +82,14 @@ def test_random_problems_are_within_their_bounds(kernel: str, name: str) -> None
 
 SMALL_GRID = Case((2,), 3, 1, 70, 40, 9, 11, ("float32",) * 3)
 CAUSAL: dict[str, Any] = {"causal": True, "lengths": "both"}
+
+
+@pytest.mark.parametrize("case", FOUND, ids=lambda case: f"{case.dtypes[0]} {case.values}")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_random_draws_found_stays_right(kernel: str, case: Case) -> None:
+    arrays = case.build()
+    result = attention(arrays, kernel if case.d <= 256 else "naive")
+    check(arrays, result.out, result.lse)
 
 
 @pytest.mark.parametrize("options", [{}, CAUSAL], ids=["plain", "causal with lengths"])

@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given, seed, settings
 
 from gpu_attention import attention
-from strategies import DTYPES, Case, Coverage, cases
+from strategies import DTYPES, FOUND, Case, Coverage, cases
 from tolerance import check
 
 pytestmark = pytest.mark.gpu
 
 # Together 2,400 problems on each run.
 EXAMPLES = 300
+
+
+@pytest.mark.parametrize("case", FOUND, ids=lambda case: f"{case.dtypes[0]} {case.values}")
+@pytest.mark.parametrize("kernel", ["naive", "simt", None])
+def test_what_random_draws_found_stays_right(kernel: str | None, case: Case) -> None:
+    arrays = case.build()
+    check(arrays, *attention(arrays, kernel if case.d <= 256 else None))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

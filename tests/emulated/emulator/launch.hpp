@@ -5,6 +5,7 @@
 
 #include "block.hpp"
 #include "memory.hpp"
+#include "subnormals.hpp"
 #include "thread.hpp"
 
 namespace emu {
@@ -19,6 +20,7 @@ struct Launch {
   unsigned long long smem;
   unsigned long long seed;
   unsigned long long max_steps;
+  int flush_subnormals;
 };
 
 // The kernel and its parameters, as every thread of the launch calls it.
@@ -39,6 +41,17 @@ constexpr unsigned long long params_size(void (*)(Params)) {
   return sizeof(Params);
 }
 
+template <class Params>
+const char* run_blocks(Block& block, unsigned count) {
+  for (unsigned b = 0; b < count; ++b) {
+    state.block_index = b;
+    state.steps = 0;
+    shared.poison();
+    if (!block.run(&Kernel<Params>::run_thread) || !shared.guards_intact()) return state.message;
+  }
+  return nullptr;
+}
+
 // Returns null, or why the launch failed; valid until the next launch.
 template <class Params>
 const char* launch(void (*entry)(Params), const void* params, const Launch& config) {
@@ -57,13 +70,10 @@ const char* launch(void (*entry)(Params), const void* params, const Launch& conf
   if (!shared.allocate(config.smem)) return "no memory for the block's shared memory";
 
   Block block(config.threads, static_cast<Schedule>(config.schedule), config.seed);
-  for (unsigned b = 0; b < config.grid; ++b) {
-    state.block_index = b;
-    state.steps = 0;
-    shared.poison();
-    if (!block.run(&Kernel<Params>::run_thread) || !shared.guards_intact()) return state.message;
-  }
-  return nullptr;
+  const unsigned arithmetic = flush_subnormals(config.flush_subnormals != 0);
+  const char* failure = run_blocks<Params>(block, config.grid);
+  restore_arithmetic(arithmetic);
+  return failure;
 }
 
 }  // namespace emu
