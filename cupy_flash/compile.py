@@ -59,8 +59,10 @@ def _compile(variant: Variant) -> Any:
     try:
         function = module.get_function(variant.entry)
     except cupy.cuda.compiler.CompileException as error:
-        version = ".".join(map(str, nvrtc_version()))
-        raise CompileError(str(variant), OPTIONS, version, str(error)) from error
+        raise _failure(variant, str(error)) from error
+    except OSError as error:
+        hint = "CuPy's kernel cache can't be used; set CUPY_CACHE_DIR to a folder of yours"
+        raise _failure(variant, f"{error}\n{hint}") from error
     if variant.shared_memory > DEFAULT_SHARED_MEMORY:
         function.max_dynamic_shared_size_bytes = variant.shared_memory
     logger.info(
@@ -71,3 +73,7 @@ def _compile(variant: Variant) -> Any:
         variant.shared_memory,
     )
     return function
+
+
+def _failure(variant: Variant, log: str) -> CompileError:
+    return CompileError(str(variant), OPTIONS, ".".join(map(str, nvrtc_version())), log)

@@ -79,7 +79,8 @@ def gpu_is_available() -> bool:
     """Whether CuPy is installed and sees a GPU; never raises."""
     try:
         cupy = import_cupy()
-    except ImportError:
+    except (ImportError, OSError):
+        # OSError: CuPy makes its cache folder when it is imported.
         return False
     return bool(cupy.cuda.is_available())
 

@@ -182,6 +182,15 @@ def test_a_refusal_of_nvrtc_says_what_was_compiled_and_with_what(cupy):
     assert (str(copy), copy.log) == (str(error), error.log)
 
 
+def test_an_unusable_cache_of_cupy_names_the_way_out(cupy, monkeypatch):
+    def refuse(name):
+        raise PermissionError(13, "Permission denied", "/read/only/kernel_cache")
+
+    monkeypatch.setattr(cupy, "get_function", refuse)
+    with pytest.raises(CompileError, match=r"/read/only/kernel_cache'\n.*set CUPY_CACHE_DIR"):
+        compile.kernel(variant_of(), 0)
+
+
 def test_after_a_failure_the_next_call_compiles_again(cupy):
     cupy.broken = True
     with pytest.raises(CompileError):
