@@ -1,6 +1,6 @@
 """Run the tests on the GPU and record what they said.
 
-    python benchmarks/record_gpu_tests.py --json benchmarks/results/gpu_tests.json
+    python benchmarks/record_gpu_tests.py --json benchmarks/results/gpu_tests.json -- -n 6
 
 Arguments after `--` go to pytest.
 """
