@@ -13,6 +13,8 @@ HEAD_DIM_BUCKETS = (32, 64, 128, 256)
 WARP = 32
 # Shared memory that a kernel has without opting in, on every GPU.
 DEFAULT_SHARED_MEMORY = 49_152
+# What sm_75 gives a block after opting in, and every newer GPU at least.
+SIMT_SHARED_MEMORY = 65_536
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ class Variant:
 # One warp a row, four rows a block; lane j has key j of a tile.
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 
-# (accumulation type, head-dim bucket that both d and p fit) -> tile. At most 64 KiB of shared
-# memory, what sm_75 has. benchmarks/time_tiles.py measures them against others.
+# (accumulation type, head-dim bucket that both d and p fit) -> tile. At most SIMT_SHARED_MEMORY.
+# benchmarks/time_tiles.py measures them against others.
 SIMT_TILES = {
     ("float32", 32): Tile(64, 64, 8, 16, 32, 32, 3),
     ("float32", 64): Tile(64, 64, 8, 16, 32, 16, 3),
@@ -158,6 +160,11 @@ def _obstacles(family: str, problem: Problem, device: Device) -> tuple[str, ...]
     if family == "naive":
         return ()
     against = []
+    if device.shared_memory < SIMT_SHARED_MEMORY:
+        against.append(
+            f"a block of {device.name} has {device.shared_memory:,} bytes of shared memory, below "
+            f"{SIMT_SHARED_MEMORY:,}"
+        )
     widest = HEAD_DIM_BUCKETS[-1]
     if problem.d > widest:
         against.append(f"d is {problem.d}, above {widest}")

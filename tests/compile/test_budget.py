@@ -8,7 +8,7 @@ import json
 import pytest
 
 from cupy_flash.device import nvrtc_version
-from cupy_flash.select import SIMT_TILES, Variant
+from cupy_flash.select import SIMT_SHARED_MEMORY, SIMT_TILES, Variant
 from renew_budget import BUDGET
 from variants import AXES, compile_report, cover, name, variants
 
@@ -16,8 +16,6 @@ pytestmark = pytest.mark.needs_nvrtc
 
 TABLE = json.loads(BUDGET.read_text())
 VARIANTS = list(variants())
-# What sm_75 gives a block, the smallest of the architectures.
-SHARED_MEMORY = 65_536
 REGISTERS_OF_A_MULTIPROCESSOR = 65_536
 
 
@@ -46,7 +44,7 @@ def test_within_budget(variant: Variant) -> None:
     assert "warning" not in report.log.lower(), report.log
     assert report.stack == 0, f"stack frame of {report.stack} bytes"
     assert report.spills == 0, f"{report.spills} bytes spilled"
-    assert report.shared <= SHARED_MEMORY
+    assert report.shared <= SIMT_SHARED_MEMORY
     assert report.registers * tile.threads * tile.blocks <= REGISTERS_OF_A_MULTIPROCESSOR
     if ".".join(map(str, nvrtc_version())) == TABLE["nvrtc"]:
         budget = TABLE["kernels"][name(variant)]

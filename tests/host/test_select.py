@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupy_flash.arrays import planned, to_dtype
-from cupy_flash.device import _KNOWN, assumed
+from cupy_flash.device import _KNOWN, Device, assumed
 from cupy_flash.options import check_options
 from cupy_flash.problem import make_problem
 from cupy_flash.select import (
@@ -160,3 +160,10 @@ def test_equal_kinds_give_the_same_object():
 def test_unknown_architectures(arch):
     with pytest.raises(ValueError, match=r"arch is .*; known are 75, 80"):
         assumed(arch)
+
+
+def test_a_gpu_with_little_shared_memory_falls_back_to_naive():
+    small = Device(61, "an old GPU", 49_152, 20)
+    choice = choose(problem_of(d=64), small)
+    assert choice.variant.family == "naive"
+    assert any("49,152 bytes of shared memory" in reason for reason in choice.reasons)
