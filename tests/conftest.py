@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -64,3 +65,18 @@ def cxx() -> str:
     if path is None:
         pytest.skip("no host C++ compiler")
     return path
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what the random tests drew, from all test processes."""
+    reports = [
+        (report.nodeid, text)
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
+        for name, text in report.user_properties
+        if name == "drawn"
+    ]
+    if reports:
+        terminalreporter.section("random problems")
+    for nodeid, text in sorted(reports):
+        terminalreporter.write_line(f"{nodeid}: {text}")

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from hypothesis import given, seed, settings
+from hypothesis import given, settings
 
 from gpu_attention import attention
-from strategies import DTYPES, FOUND, Case, Coverage, cases
+from strategies import DTYPES, FOUND, Case, Coverage, cases, own_draws
 from tolerance import check
 
 pytestmark = pytest.mark.gpu
-
-
-def own_draws(name: str) -> Callable[[Any], Any]:
-    """Draw other problems than the test's other parameters, where draws are deterministic."""
-    if settings().derandomize:
-        return seed(zlib.crc32(name.encode()))
-    return lambda test: test
 
 
 # Together 2,400 problems on each run.
@@ -36,7 +27,9 @@ def test_what_random_draws_found_stays_right(kernel: str | None, case: Case) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", ["naive", "simt"])
-def test_random_problems_are_within_their_bounds(kernel: str, dtype: str) -> None:
+def test_random_problems_are_within_their_bounds(
+    kernel: str, dtype: str, record_property: Callable[[str, object], None]
+) -> None:
     coverage = Coverage()
     worst = 0.0
 
@@ -58,5 +51,5 @@ def test_random_problems_are_within_their_bounds(kernel: str, dtype: str) -> Non
         worst = max(worst, check(arrays, *attention(arrays, kernel)))
 
     one()
-    print(f"{kernel} {dtype}: worst error / bound {worst:.3f}")
+    record_property("drawn", coverage.report(f"worst error / bound {worst:.3f}"))
     coverage.check(EXAMPLES * 9 // 10, lengths=("None", "both", "q", "k"))
