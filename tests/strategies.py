@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 from collections import Counter
@@ -23,6 +24,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float64": np.dtype(np.float64),
 }
 VALUES = ("normal", "x30", "equal", "outlier", "subnormal", "large", "level", "integers")
+# Whose errors come from rounding, and not from flushing or from overflow of a baseline.
+STATISTICAL_VALUES = ("normal", "x30", "outlier")
+STATISTICAL_SIZE = 400
 MIXTURES = (("float16", "float32", "float32"), ("bfloat16", "float32", "float64"))
 
 
@@ -59,6 +63,12 @@ class Case:
             (*kv_batch, *kv_heads, self.n, self.d),
             (*kv_batch, *kv_heads, self.n, self.p),
         )
+
+    def has_statistics(self) -> bool:
+        """Whether the max and rms rule of tolerance.py says something of this case."""
+        heads = max(self.heads or 1, self.kv_heads or 1)
+        size = math.prod(self.batch) * heads * self.m * self.p
+        return self.values in STATISTICAL_VALUES and self.n > 0 and size >= STATISTICAL_SIZE
 
     def build(self) -> Arrays:
         return build(self)
@@ -290,6 +300,7 @@ class Coverage:
             "layout of k": case.layouts[1],
             "values": case.values,
             "d mod 8": str(case.d % 8),
+            "max and rms rule": "applies" if case.has_statistics() else "doesn't",
             "rows": relation,
             "causal": f"{case.causal} offset {'default' if case.offset is None else 'given'}",
             "lengths": str(case.lengths),
@@ -317,6 +328,7 @@ class Coverage:
             "layout of k": LAYOUTS,
             "values": VALUES,
             "d mod 8": tuple(map(str, range(8))),
+            "max and rms rule": ("applies",),
             "rows": ("m<n", "m=n", "m>n"),
             "heads": ("grouped", "plain", "none"),
         } | {kind.replace("_", " "): values for kind, values in wanted.items()}
