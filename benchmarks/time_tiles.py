@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_flash import attention, explain, select
+from cupy_flash import attention, explain, plan, select
 from cupy_flash.compile import kernel
 from cupy_flash.select import Tile
 from cupy_flash.unfused import standard_attention
@@ -99,6 +99,7 @@ def measure(dtype: Any, bucket: int, heads: int) -> dict[str, Any]:
 
         def call(tile: Tile = tile) -> None:
             select.SIMT_TILES[accumulate, bucket] = tile
+            plan.forget()
             attention(q, k, v, out=out, kernel="simt")
 
         call()

@@ -10,6 +10,8 @@ e = 2**-24 (2**-53 for float64):
   ``E = (sum P (exp(delta) - 1) |v| + |o| sum P (exp(delta) - 1)) / sum P exp(-delta)``;
 * an output of magnitude ``A = sum P |v|`` has error at most
   ``u |o| + E + 2 e (sqrt(n) + n / 64 + 8) A``, u being the rounding of the output's dtype;
+* a kernel that rounds P to 16 bits adds ``u A``, and for float16 ``2**-40`` of the largest |v| a
+  key, what the scaled P loses at the lower end of its range;
 * lse has error at most ``e ((4 + 3 sqrt(d)) max S + 64 + sqrt(n))``: a score is a chain of d
   fused multiply-adds, whose roundings add up like a random walk of steps below ``0.6 e S``, and
   five standard deviations of it are ``3 sqrt(d) e S`` (an H200 reaches 8.7 e S at d = 43 where one
@@ -43,7 +45,21 @@ def accumulation(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def out_bound(exact: Reference, dtype: str, q: Array, k: Array, v: Array, scale: float) -> Array:
+# Families that round P to the element type before P v, and what float16's range takes from weights:
+# scaled by 2**15, they are rounded to multiples of 2**-24.
+ROUNDS_P = ("sm80",)
+LOST_WEIGHT = {"float16": 2.0**-40}
+
+
+def out_bound(
+    exact: Reference,
+    dtype: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: float,
+    family: str | None = None,
+) -> Array:
     """Return the largest allowed |out - exact.out| of every element.
 
     Parameters
@@ -56,6 +72,8 @@ def out_bound(exact: Reference, dtype: str, q: Array, k: Array, v: Array, scale:
         The inputs, for what flushing small numbers can lose.
     scale : float
         Factor of the scores.
+    family : str, optional
+        The kernel family, if it is known: those of ROUNDS_P may be off by the rounding of P too.
     """
     e = ROUNDING[accumulation(dtype)]
     n = exact.visible[..., None].astype(np.float64)
@@ -68,6 +86,8 @@ def out_bound(exact: Reference, dtype: str, q: Array, k: Array, v: Array, scale:
     weight = n * (4 * k.shape[-2] * flushed)
     lost_sums = weight + 2 * weight * _largest(v)
     bound: Array = rounding + exact.score_errors + sums + 2 * A * lost_scores + lost_sums
+    if family in ROUNDS_P:
+        bound = bound + ROUNDING[dtype] * A + n * LOST_WEIGHT.get(dtype, 0.0) * _largest(v)
     return bound
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from cupy_flash import blocked, launch
 from cupy_flash.arrays import describe
 from cupy_flash.options import check_options
+from cupy_flash.plan import recall
 from cupy_flash.problem import make_problem
 
 
@@ -122,6 +123,14 @@ def attention(
     array([[0.5],
            [1. ]])
     """
+    results = out if type(out) is tuple else (out, None)
+    plan, key, pointers = recall(
+        (q, k, v, mask, bias, alibi_slopes, sinks, q_lengths, k_lengths, *results),
+        (scale, causal, offset, window, softcap, precision, return_lse, kernel),
+    )
+    if plan is not None:
+        out, lse = launch.run(plan, pointers, *results)
+        return (out, lse) if return_lse else out
     options = check_options(
         scale=scale,
         causal=causal,
@@ -152,8 +161,10 @@ def attention(
         arrays["q_lengths"] = q_lengths
     if k_lengths is not None:
         arrays["k_lengths"] = k_lengths
-    path = launch.forward if problem.module == "cupy" else blocked.forward
-    out, lse = path(problem, arrays, out, lse)
+    if problem.module == "cupy":
+        out, lse = launch.forward(problem, arrays, out, lse, key)
+    else:
+        out, lse = blocked.forward(problem, arrays, out, lse)
     return (out, lse) if return_lse else out
 
 

@@ -186,7 +186,7 @@ def _as_numpy(info: ArrayInfo) -> np.ndarray[Any, Any]:
     return np.asarray(Addresses())
 
 
-def _byte_range(info: ArrayInfo) -> tuple[int, int]:
+def byte_range(info: ArrayInfo) -> tuple[int, int]:
     """Return the first address of an array's elements, and the one after the last."""
     low = high = info.pointer
     for extent, stride in zip(info.shape, info.strides, strict=True):
@@ -199,7 +199,7 @@ def share_an_element(a: ArrayInfo, b: ArrayInfo) -> bool:
     """Whether two arrays have an element in common: exact, on the host, without reading memory."""
     if a.module != b.module or a.device != b.device or 0 in a.shape or 0 in b.shape:
         return False
-    (low_a, high_a), (low_b, high_b) = _byte_range(a), _byte_range(b)
+    (low_a, high_a), (low_b, high_b) = byte_range(a), byte_range(b)
     if high_a <= low_b or high_b <= low_a:
         return False
     return bool(np.shares_memory(_as_numpy(a), _as_numpy(b)))

@@ -16,7 +16,8 @@ class Operand:
     """Where the elements of one array lie, in the problem's axes (batch..., head, row, column).
 
     Strides count elements; 0 marks an axis that broadcasts. For q_lengths and k_lengths only
-    `batch` is used, for lse no `column`.
+    `batch` is used, for lse no `column`. `unit`: every row can be copied in aligned units of so
+    many bytes, 16 or 4, or must be copied by element, 2 (for 16-bit elements of q, k and v).
     """
 
     dtype: str
@@ -24,6 +25,7 @@ class Operand:
     head: int = 0
     row: int = 0
     column: int = 0
+    unit: int = 2
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,21 @@ class LeadingAxes:
         # The stride of an axis of extent 1 means nothing; 0 also makes it broadcast.
         steps = [stride if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True)]
         head = steps[-3] if self.has_heads else 0
-        return Operand(info.dtype.name, tuple(steps[: len(self.batch)]), head, steps[-2], steps[-1])
+        return Operand(
+            info.dtype.name,
+            tuple(steps[: len(self.batch)]),
+            head,
+            steps[-2],
+            steps[-1],
+            unit=_unit(info, steps),
+        )
+
+
+def _unit(info: ArrayInfo, steps: list[int]) -> int:
+    if steps[-1] != 1 and info.shape[-1] > 1:
+        return 2
+    places = (info.pointer, *(step * info.dtype.itemsize for step in steps[:-1]))
+    return next((unit for unit in (16, 4) if all(place % unit == 0 for place in places)), 2)
 
 
 def leading_axes(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> LeadingAxes:

@@ -92,9 +92,28 @@ def split_scale(scale: float, accumulate: str) -> tuple[float, float]:
     return power, rest
 
 
+def split_scale_sm80(scale: float, dtype: str) -> tuple[float, float]:
+    """Split a scale into a factor of q in 16 bits and a positive one of the scores.
+
+    The factor of q is exact: the sign, and for bfloat16, whose products can overflow float32, also
+    the power of two of a scale below 1. A scale of 0 is a factor 0 of q. Products of float16 stay
+    below 2**41.
+    """
+    if scale == 0:
+        return 0.0, 1.0
+    exponent = min(math.frexp(scale)[1] - 1, 0) if dtype == "bfloat16" else 0
+    power = math.ldexp(math.copysign(1.0, scale), exponent)
+    return power, scale / power
+
+
 def probability_scale(n: int) -> float:
     """Return a power of two s with n * s <= 1/2: sums of s * exp(S - m) * v can't overflow."""
     return math.ldexp(1.0, -(max(n - 1, 0).bit_length() + 1))
+
+
+# P in float16 reaches from 2**-24 to 65504. With this factor weights down to exp(-20) of the
+# largest keep all their bits, and those down to exp(-27) count.
+SM80_FLOAT16_P_SCALE = 2.0**15
 
 
 def launches(problem: Problem, variant: Variant, pointers: Mapping[str, int]) -> Iterator[Launch]:
@@ -151,12 +170,24 @@ def _template(
     params["batch_extent"] = (*extents, *(1,) * (BATCH_AXES - len(extents)))
     params["tiles"] = row_tiles * problem.heads * math.prod(extents)
     params["offset"] = problem.offset if problem.offset is not None else 0
-    params["scale_q"], params["scale_s"] = split_scale(problem.scale, problem.accumulate)
-    params["p_scale"] = probability_scale(problem.n)
+    scales, p_scale = _scales(problem, variant)
+    params["scale_q"], params["scale_s"] = scales
+    params["p_scale"] = p_scale
     for name, operand in operands.items():
         entry = params[name]
         entry["head"], entry["row"], entry["column"] = operand.head, operand.row, operand.column
     return params
+
+
+def _scales(problem: Problem, variant: Variant) -> tuple[tuple[float, float], float]:
+    p_scale = probability_scale(problem.n)
+    if variant.family != "sm80":
+        return split_scale(problem.scale, problem.accumulate), p_scale
+    # Sums of P v in float32 can't overflow where v is float16.
+    return (
+        split_scale_sm80(problem.scale, problem.dtype),
+        SM80_FLOAT16_P_SCALE if problem.dtype == "float16" else p_scale,
+    )
 
 
 def merge_axes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -267,9 +268,23 @@ def _check_outputs(
         raise ValueError("attention: out and the lse array in out share memory")
 
 
+def memory_order(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the shape of a fresh out with its axes in memory order, outermost first.
+
+    And the transposition that puts them in out's order; None if they are.
+    """
+    strides, shape = problem.out_strides, problem.out_shape
+    # The stride of an axis of extent 1 means nothing.
+    moving = [axis for axis in range(len(shape)) if shape[axis] > 1]
+    if all(strides[a] >= strides[b] for a, b in itertools.pairwise(moving)):
+        return shape, None
+    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
+    axes = sorted(range(len(order)), key=order.__getitem__)
+    return tuple(shape[axis] for axis in order), tuple(axes)
+
+
 def allocate(empty: Callable[..., Any], problem: Problem) -> Any:
     """Allocate out through a module's `empty`, in the memory order that the problem planned."""
-    strides = problem.out_strides
-    order = sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis))
-    shape = tuple(problem.out_shape[axis] for axis in order)
-    return empty(shape, dtype=to_dtype(problem.dtype)).transpose(tuple(np.argsort(order)))
+    shape, axes = memory_order(problem)
+    out = empty(shape, dtype=to_dtype(problem.dtype))
+    return out if axes is None else out.transpose(axes)

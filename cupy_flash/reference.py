@@ -175,8 +175,12 @@ def _one_head(
     results.visible[at] = seen.sum(axis=1)
 
 
-def unfused(q: Array, k: Array, v: Array, seen: Array, scale: float, dtype: Any) -> Array:
+def unfused(
+    q: Array, k: Array, v: Array, seen: Array, scale: float, dtype: Any, p_dtype: Any = None
+) -> Array:
     """Compute one head of standard attention with every step rounded to `dtype`.
+
+    With `p_dtype` the weights are rounded to it before they meet v, as tensor cores want them.
 
     The baseline of the max and rms rules: what a careful user gets on a GPU without a fused kernel.
     Products are chains of fused multiply-adds, as a GPU computes them. NumPy's BLAS sums in blocks:
@@ -189,6 +193,8 @@ def unfused(q: Array, k: Array, v: Array, seen: Array, scale: float, dtype: Any)
         top = np.where(np.isfinite(top), top, 0)
         weights = np.exp(scores - top)
         total = weights.sum(axis=1, keepdims=True)
+        if p_dtype is not None:
+            weights = np.ldexp(np.ldexp(weights, 15).astype(p_dtype).astype(dtype), -15)
         summed = _chained(weights, v)
         result: Array = np.where(total > 0, summed / np.where(total > 0, total, 1), 0)
     return result

@@ -9,12 +9,21 @@ from cupy_flash.device import Device
 from cupy_flash.problem import Problem
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-HEAD_DIM_BUCKETS = (32, 64, 128, 256)
+# Head dims that kernels are compiled for; d and p are rounded up to one of them.
+HEAD_DIM_BUCKETS = {"simt": (32, 64, 128, 256), "sm80": (32, 64, 96, 128, 192, 256)}
+# Families that a call gets only by name.
+ON_REQUEST = ("sm80",)
 WARP = 32
 # Shared memory that a kernel has without opting in, on every GPU.
 DEFAULT_SHARED_MEMORY = 49_152
 # What sm_75 gives a block after opting in, and every newer GPU at least.
 SIMT_SHARED_MEMORY = 65_536
+# What sm_86, sm_89 and sm_120 give a block after opting in, and sm_80, sm_90 and sm_100 at least.
+SM80_SHARED_MEMORY = 101_376
+# What a block of sm80 keeps in shared memory beside its tiles.
+SM80_WORK_BYTES = 128
+# Largest and smallest magnitude of a scale that sm80 splits between q in 16 bits and a float32.
+SM80_SCALES = (2.0**-100, 2.0**100)
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,10 @@ class Tile:
         Threads across rows and across keys or columns.
     chunk_d, chunk_n : int
         Columns of K, and rows of V, that lie in shared memory at a time (simt).
+    slots : int
+        Tiles of K and V that shared memory holds at a time (sm80).
+    hold_q : bool
+        Whether the fragments of Q stay in registers (sm80).
     blocks : int
         Blocks that a multiprocessor should hold at a time; bounds the registers of a thread.
     """
@@ -40,6 +53,8 @@ class Tile:
     chunk_d: int = 0
     chunk_n: int = 0
     blocks: int = 1
+    slots: int = 0
+    hold_q: bool = False
 
     @property
     def threads(self) -> int:
@@ -64,6 +79,7 @@ class Variant:
     k_lengths: str | None
     offset_from_lengths: bool
     tile: Tile
+    unit: int = 0
 
     @property
     def entry(self) -> str:
@@ -77,10 +93,14 @@ class Variant:
 
     @property
     def shared_memory(self) -> int:
-        """Bytes of dynamic shared memory of a block (forward_simt.cuh: Q, P and one stage)."""
+        """Bytes of dynamic shared memory of a block, as the kernel lays it out."""
         if self.family == "naive":
             return 0
         tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
+        if self.family == "sm80":
+            slot = tile.block_n * max(self.head_dim, self.head_dim_v)
+            tiles = (tile.block_m * self.head_dim + tile.slots * slot) * ITEMSIZE[self.q]
+            return tiles + SM80_WORK_BYTES
         pad = 16 // itemsize
         stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (self.head_dim_v + pad))
         q = tile.block_m * (self.head_dim + pad)
@@ -95,6 +115,7 @@ class Variant:
                 ("causal", self.causal),
                 (f"q_lengths {self.q_lengths}", self.q_lengths),
                 (f"k_lengths {self.k_lengths}", self.k_lengths),
+                (f"units of {self.unit} bytes", self.unit in (2, 4)),
             )
             if present
         ]
@@ -118,6 +139,16 @@ SIMT_TILES = {
     ("float64", 64): Tile(32, 64, 8, 16, 16, 8, 3),
     ("float64", 128): Tile(32, 64, 8, 16, 16, 8, 2),
     ("float64", 256): Tile(16, 64, 8, 16, 16, 8, 2),
+}
+
+# Head-dim bucket that both d and p fit -> tile, at most SM80_SHARED_MEMORY.
+SM80_TILES = {
+    32: Tile(128, 64, 4, WARP, blocks=2, slots=3),
+    64: Tile(128, 64, 4, WARP, blocks=2, slots=3),
+    96: Tile(128, 32, 4, WARP, blocks=2, slots=4),
+    128: Tile(128, 32, 4, WARP, blocks=2, slots=4),
+    192: Tile(64, 32, 4, WARP, blocks=2, slots=3),
+    256: Tile(64, 32, 4, WARP, blocks=2, slots=3),
 }
 
 
@@ -146,6 +177,9 @@ def choose(problem: Problem, device: Device) -> Choice:
         return Choice(_variant(problem.kernel, problem, device), (reason,))
     reasons = []
     for family, against in obstacles.items():
+        if family in ON_REQUEST and not against:
+            reasons.append(f"{family}: only by kernel={family!r} until its tests have run on GPUs")
+            continue
         if not against:
             reasons.append(f"{family}: the fastest family that can")
             return Choice(_variant(family, problem, device), tuple(reasons))
@@ -155,17 +189,25 @@ def choose(problem: Problem, device: Device) -> Choice:
 
 def _obstacles(family: str, problem: Problem, device: Device) -> tuple[str, ...]:
     """Why a family can't compute a problem on a device; empty if it can."""
-    if family in ("sm80", "sm90"):
+    if family == "sm90":
         return ("this version doesn't have it yet",)
     if family == "naive":
         return ()
     against = []
-    if device.shared_memory < SIMT_SHARED_MEMORY:
+    if family == "sm80":
+        if problem.dtype not in ("float16", "bfloat16"):
+            against.append(f"it computes float16 and bfloat16, not {problem.dtype}")
+        if device.arch < 80:
+            against.append(f"it needs compute capability 8.0, {device.name} has less")
+        smallest, largest = SM80_SCALES
+        if problem.scale and not smallest <= abs(problem.scale) <= largest:
+            against.append(f"scale is {problem.scale}, outside +-[2**-100, 2**100]")
+    elif device.shared_memory < SIMT_SHARED_MEMORY:
         against.append(
             f"a block of {device.name} has {device.shared_memory:,} bytes of shared memory, below "
             f"{SIMT_SHARED_MEMORY:,}"
         )
-    widest = HEAD_DIM_BUCKETS[-1]
+    widest = HEAD_DIM_BUCKETS[family][-1]
     if problem.d > widest:
         against.append(f"d is {problem.d}, above {widest}")
     if problem.p > widest:
@@ -173,18 +215,33 @@ def _obstacles(family: str, problem: Problem, device: Device) -> tuple[str, ...]
     return tuple(against)
 
 
-def _bucket(size: int) -> int:
-    return next(bucket for bucket in HEAD_DIM_BUCKETS if size <= bucket)
+def _bucket(family: str, size: int) -> int:
+    return next(bucket for bucket in HEAD_DIM_BUCKETS[family] if size <= bucket)
 
 
 def _variant(family: str, problem: Problem, device: Device) -> Variant:
     if family == "naive":
-        head_dim = head_dim_v = 0
-        tile = NAIVE_TILE
-    else:
-        head_dim, head_dim_v = _bucket(problem.d), _bucket(problem.p)
-        tile = SIMT_TILES[problem.accumulate, max(head_dim, head_dim_v)]
+        return _plain_variant(family, problem, device, 0, 0, NAIVE_TILE)
+    head_dim, head_dim_v = _bucket(family, problem.d), _bucket(family, problem.p)
+    widest = max(head_dim, head_dim_v)
+    if family == "simt":
+        tile = SIMT_TILES[problem.accumulate, widest]
         tile = replace(tile, chunk_d=min(tile.chunk_d, head_dim))
+        return _plain_variant(family, problem, device, head_dim, head_dim_v, tile)
+    unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
+    tile = SM80_TILES[widest]
+    return _plain_variant(family, problem, device, head_dim, head_dim_v, tile, unit)
+
+
+def _plain_variant(
+    family: str,
+    problem: Problem,
+    device: Device,
+    head_dim: int,
+    head_dim_v: int,
+    tile: Tile,
+    unit: int = 0,
+) -> Variant:
     return _intern(
         Variant(
             family=family,
@@ -200,6 +257,7 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
             k_lengths=problem.k_lengths.dtype if problem.k_lengths else None,
             offset_from_lengths=problem.causal and problem.offset is None,
             tile=tile,
+            unit=unit,
         )
     )
 

@@ -70,13 +70,14 @@ def wrapper(variant: Variant) -> str:
         "KLengths": LENGTH_TYPES[variant.k_lengths],
     }
     flags = {"kCausal": variant.causal, "kOffsetFromLengths": variant.offset_from_lengths}
-    sizes = {
-        "kBlockM": tile.block_m,
-        "kBlockN": tile.block_n,
-        "kThreadsM": tile.threads_m,
-        "kThreadsN": tile.threads_n,
-        "kChunkD": tile.chunk_d,
-        "kChunkN": tile.chunk_n,
+    sizes = {"kBlockM": tile.block_m, "kBlockN": tile.block_n}
+    if variant.family == "sm80":
+        flags |= {"kHoldQ": tile.hold_q}
+        sizes |= {"kWarps": tile.threads_m, "kSlots": tile.slots, "kUnit": variant.unit}
+    elif variant.family == "simt":
+        sizes |= {"kThreadsM": tile.threads_m, "kThreadsN": tile.threads_n}
+        sizes |= {"kChunkD": tile.chunk_d, "kChunkN": tile.chunk_n}
+    sizes |= {
         "kHeadDim": variant.head_dim,
         "kHeadDimV": variant.head_dim_v,
         "kSharedMemory": variant.shared_memory,

@@ -7,6 +7,7 @@
 #include "schedule.cuh"
 #include "score.cuh"
 #include "softmax.cuh"
+#include "tile.cuh"
 #include "types.cuh"
 
 constexpr int kWarp = 32;
@@ -17,6 +18,8 @@ constexpr int kColumnChunk = kWarp * kColumnsPerLane;
 template <class Config>
 struct NaiveRow {
   using A = typename Config::Accumulate;
+  using Softmax = OnlineSoftmax<A, 1, kWarp, NaturalWeight<A>>;
+
   const Params& params;
   const typename Config::QType* q;  // row of q
   const typename Config::KType* k;  // (n, d)
@@ -41,18 +44,19 @@ struct NaiveRow {
   }
 
   // Sums columns [column, column + kColumnChunk) of O over the row's keys.
-  __device__ __forceinline__ void attend(long long column, OnlineSoftmax<A, 1, kWarp>& softmax,
+  __device__ __forceinline__ void attend(long long column, Softmax& softmax,
                                          A (&O)[kColumnsPerLane]) const {
     const KeyRange keys = mask.keys_of(row, row + 1);
     for (long long tile = keys.begin; tile < keys.end; tile += kWarp) {
-      A S[1][1] = {{score(tile + lane)}};
+      RegisterTile<A, 1, 1> S;
+      S(0, 0) = score(tile + lane);
       A alpha[1];
       softmax.update(S, alpha);
 #pragma unroll
       for (int c = 0; c < kColumnsPerLane; ++c) O[c] *= alpha[0];
       const int count = static_cast<int>(minimum(keys.end - tile, static_cast<long long>(kWarp)));
       for (int j = 0; j < count; ++j) {
-        const A P = __shfl_sync(0xffffffffu, S[0][0], j);
+        const A P = __shfl_sync(0xffffffffu, S(0, 0), j);
 #pragma unroll
         for (int c = 0; c < kColumnsPerLane; ++c) {
           const long long x = column + lane + c * kWarp;
@@ -92,14 +96,14 @@ __device__ __forceinline__ void forward_naive(const Params& params) {
     // One pass even if v has no column: lse needs it.
     long long column = 0;
     do {
-      OnlineSoftmax<A, 1, kWarp> softmax(params.p_scale);
+      typename NaiveRow<Config>::Softmax softmax(params);
       A O[kColumnsPerLane] = {};
       work.attend(column, softmax, O);
 #pragma unroll
       for (int c = 0; c < kColumnsPerLane; ++c) {
         const long long x = column + lane + c * kWarp;
         if (x < params.p) {
-          store_global(o + x * params.o.column, Round<OType>::from(softmax.output(0, O[c])));
+          store_global(o + x * params.o.column, Round<OType>::from(softmax.template output<OType>(0, O[c])));
         }
       }
       if (column == 0 && lane == 0 && params.lse.data != nullptr) {

@@ -34,6 +34,7 @@ struct SimtBlock {
   // Columns of V that a thread reads at once; its columns are kPack wide pieces, kThreadsN apart.
   static constexpr int kPack = kColumns < kVector ? kColumns : kVector;
 
+  using Scores = RegisterTile<A, kRows, kKeys>;
   using QTile = SharedTile<A, kHeadDim>;
   using PTile = SharedTile<A, kBlockN>;
   using KTile = SharedTile<A, kChunkD>;
@@ -72,7 +73,7 @@ struct SimtBlock {
   }
 
   // S += Q[:, column : column + kChunkD] K^T for the chunk of K in the stage.
-  __device__ __forceinline__ void product_qk(int column, A (&S)[kRows][kKeys]) const {
+  __device__ __forceinline__ void product_qk(int column, Scores& S) const {
 #pragma unroll 1
     for (int x = 0; x < kChunkD; x += kVector) {
       Pack<A, kVector> k[kKeys];
@@ -85,7 +86,7 @@ struct SimtBlock {
         for (int j = 0; j < kKeys; ++j) {
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
-            S[r][j] = multiply_add(q.value[e], k[j].value[e], S[r][j]);
+            S(r, j) = multiply_add(q.value[e], k[j].value[e], S(r, j));
           }
         }
       }
@@ -152,10 +153,10 @@ __device__ __forceinline__ void forward_simt(const Params& params) {
     Transfer<typename Config::KType, kThreads, Block::kBlockN, Block::kChunkD> next_k;
     Transfer<typename Config::VType, kThreads, Block::kChunkN, Block::kHeadDimV> next_v;
     next_k.fetch(k, keys.begin, keys.end, 0, params.d);
-    OnlineSoftmax<A, kRows, Block::kThreadsN> softmax(params.p_scale);
+    OnlineSoftmax<A, kRows, Block::kThreadsN, NaturalWeight<A>> softmax(params);
     A O[kRows][kColumns] = {};
     for (long long key = keys.begin; key < keys.end; key += Block::kBlockN) {
-      A S[kRows][kKeys] = {};
+      typename Block::Scores S;
       int x = 0;
       do {
         next_k.store(block.K, A(1));
@@ -176,7 +177,7 @@ __device__ __forceinline__ void forward_simt(const Params& params) {
 #pragma unroll
         for (int j = 0; j < kKeys; ++j) {
           const bool visible = all_visible || sees.visible(block.row_of(r), block.key_of(j));
-          S[r][j] = score(S[r][j], visible);
+          S(r, j) = score(S(r, j), visible);
         }
       }
       A alpha[kRows];
@@ -188,7 +189,7 @@ __device__ __forceinline__ void forward_simt(const Params& params) {
 #pragma unroll
         for (int j = 0; j < kKeys; ++j) {
           // Read by other lanes after the barrier that V's first chunk needs.
-          *block.P.at(block.row_of(r), block.key_of(j)) = S[r][j];
+          *block.P.at(block.row_of(r), block.key_of(j)) = S(r, j);
         }
       }
       const int count = static_cast<int>(
@@ -219,7 +220,7 @@ __device__ __forceinline__ void forward_simt(const Params& params) {
         const int column = block.column_of(c);
         if (column < params.p) {
           store_global(o + row * params.o.row + column * params.o.column,
-                       Round<OType>::from(softmax.output(r, O[r][c])));
+                       Round<OType>::from(softmax.template output<OType>(r, O[r][c])));
         }
       }
       if (block.thread_n == 0 && params.lse.data != nullptr) {

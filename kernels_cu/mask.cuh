@@ -25,10 +25,25 @@ struct TileMask {
   int keys;      // keys of the tile that count
   int diagonal;  // causal: row r sees key j if j <= r + diagonal
 
-  __device__ __forceinline__ bool visible(int r, int j) const {
-    bool sees = r < rows && j < keys;
-    if (Config::kCausal) sees = sees && j <= r + diagonal;
-    return sees;
+  // The rows from `row` and the keys from `key` on.
+  __device__ __forceinline__ TileMask from(int row, int key) const {
+    return {rows - row, keys - key, Config::kCausal ? diagonal + row - key : 0};
+  }
+
+  // Row r sees the keys before this one.
+  __device__ __forceinline__ int end(int r) const {
+    const int last = Config::kCausal ? minimum(keys, r + diagonal + 1) : keys;
+    return r < rows ? last : 0;
+  }
+
+  __device__ __forceinline__ bool visible(int r, int j) const { return j < end(r); }
+
+  // Whether any of the first kRows rows sees a key.
+  template <int kRows>
+  __device__ __forceinline__ bool any_visible() const {
+    bool any = rows > 0 && keys > 0;
+    if (Config::kCausal) any = any && minimum(rows, kRows) - 1 + diagonal >= 0;
+    return any;
   }
 
   // Whether each of the first kRows rows sees each of the first kKeys keys.
@@ -53,15 +68,20 @@ struct Mask {
     return {0, maximum(end, 0ll)};
   }
 
+  // Of the rows from row_begin on, and the keys of a range; whoever sees beyond it is not asked.
+  __device__ __forceinline__ TileMask<Config> tile(long long row_begin, KeyRange keys) const {
+    return {within_int(extent.rows - row_begin), within_int(keys.end - keys.begin),
+            Config::kCausal ? within_int(row_begin + extent.offset - keys.begin) : 0};
+  }
+
   __device__ __forceinline__ TileMask<Config> tile(long long row_begin, long long key_begin) const {
-    return {within_int(extent.rows - row_begin), within_int(extent.keys - key_begin),
-            Config::kCausal ? within_int(row_begin + extent.offset - key_begin) : 0};
+    return tile(row_begin, {key_begin, extent.keys});
   }
 
  private:
   // Far beyond any tile, so that clipping changes no comparison.
   static __device__ __forceinline__ int within_int(long long distance) {
-    constexpr long long kFar = 1 << 24;
+    constexpr long long kFar = 1 << 30;
     return static_cast<int>(minimum(maximum(distance, -kFar), kFar));
   }
 };

@@ -48,23 +48,26 @@ struct LengthOf<NoLengths> {
 template <class Config>
 struct Schedule {
   const Params& params;
-  long long number;
+  int round = -1;  // one register, where the tile's number takes two
 
-  __device__ __forceinline__ explicit Schedule(const Params& params)
-      : params(params), number(static_cast<long long>(blockIdx.x) - gridDim.x) {}
+  __device__ __forceinline__ explicit Schedule(const Params& params) : params(params) {}
 
   __device__ __forceinline__ bool next(Tile& tile) {
-    number += gridDim.x;
-    if (number >= params.tiles) return false;
-    tile = locate(number);
+    ++round;
+    if (number(round) >= params.tiles) return false;
+    tile = locate(number(round));
     return true;
   }
 
   // The tile of the last next(), worked out again: an epilogue that asks for it keeps the main loop
   // from holding a dozen registers of it.
-  __device__ __forceinline__ Tile current() const { return locate(opaque(number)); }
+  __device__ __forceinline__ Tile current() const { return locate(number(opaque(round))); }
 
  private:
+  static __device__ __forceinline__ long long number(int round) {
+    return blockIdx.x + static_cast<long long>(round) * gridDim.x;
+  }
+
   __device__ __forceinline__ Tile locate(long long number) const {
     Tile tile;
     long long rest = number / params.row_tiles;
@@ -76,8 +79,13 @@ struct Schedule {
     rest /= params.heads;
 #pragma unroll
     for (int axis = kBatchAxes - 1; axis >= 0; --axis) {
-      tile.batch[axis] = rest % params.batch_extent[axis];
-      rest /= params.batch_extent[axis];
+      tile.batch[axis] = 0;
+      // Most calls have one batch axis, and a division takes about 40 instructions.
+      if (params.batch_extent[axis] > 1) {
+        const long long quotient = rest / params.batch_extent[axis];
+        tile.batch[axis] = rest - quotient * params.batch_extent[axis];
+        rest = quotient;
+      }
     }
     tile.extent.rows = LengthOf<typename Config::QLengths>::read(params.q_lengths, tile, params.m);
     tile.extent.keys = LengthOf<typename Config::KLengths>::read(params.k_lengths, tile, params.n);

@@ -13,9 +13,13 @@ struct Score {
   __device__ __forceinline__ explicit Score(const Params& params)
       : scale(static_cast<A>(params.scale_s)) {}
 
-  // The score of a pair whose scaled q times k is `dot`. Chosen, not multiplied, so that a NaN of an
-  // invisible key goes.
+  // The score of a pair whose scaled q times k is `dot`.
   __device__ __forceinline__ A operator()(A dot, bool visible) const {
-    return visible ? dot * scale : -Limits<A>::infinity();
+    return masked(dot * scale, visible);
+  }
+
+  // Chosen, not multiplied, so that a NaN of an invisible key goes.
+  static __device__ __forceinline__ A masked(A score, bool visible) {
+    return visible ? score : -Limits<A>::infinity();
   }
 };

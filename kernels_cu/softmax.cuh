@@ -3,6 +3,7 @@
 // kLanes neighbouring lanes of a warp.
 #pragma once
 
+#include "params.cuh"
 #include "types.cuh"
 
 template <class A, int kLanes>
@@ -23,13 +24,56 @@ __device__ __forceinline__ A lanes_sum(A value) {
   return value;
 }
 
-template <class A, int kRows, int kLanes>
+// How a score below the maximum becomes a weight: scores in natural units, every step rounded once.
+template <class A>
+struct NaturalWeight {
+  A scale;  // of P, a power of two
+
+  __device__ __forceinline__ explicit NaturalWeight(const Params& params)
+      : scale(static_cast<A>(params.p_scale)) {}
+
+  __device__ __forceinline__ A operator()(A below) const { return exponential(below) * scale; }
+  __device__ __forceinline__ A rescale(A below) const { return exponential(below); }
+  __device__ __forceinline__ A natural(A score) const { return score; }
+  __device__ __forceinline__ A p_scale() const { return scale; }
+};
+
+// The same for scores in a unit of their own, Params::scale_s: one multiply-add and one ex2. The maximum
+// is subtracted first, so that the largest weight is exact however large the scores are.
+struct ScaledWeight {
+  const Params& params;  // what is needed once isn't held in registers
+  float unit_log2;
+  float p_exponent;
+
+  __device__ __forceinline__ explicit ScaledWeight(const Params& params)
+      : params(params),
+        unit_log2(static_cast<float>(params.scale_s) * 1.4426950408889634f),
+        p_exponent(static_cast<float>(exponent_of(static_cast<float>(params.p_scale)))) {}
+
+  __device__ __forceinline__ float operator()(float below) const {
+    return exp2_approx(multiply_add(below, unit_log2, p_exponent));
+  }
+  __device__ __forceinline__ float rescale(float below) const {
+    return exp2_approx(below * unit_log2);
+  }
+  __device__ __forceinline__ float natural(float score) const {
+    return score * static_cast<float>(params.scale_s);
+  }
+  __device__ __forceinline__ float p_scale() const { return static_cast<float>(params.p_scale); }
+
+ private:
+  static __device__ __forceinline__ int exponent_of(float power_of_two) {
+    return static_cast<int>(__float_as_uint(power_of_two) >> 23) - 127;
+  }
+};
+
+template <class A, int kRows, int kLanes, class Weight>
 struct OnlineSoftmax {
   A m[kRows];  // maximum of the scores so far, -inf before the first visible one
   A l[kRows];  // this lane's share of the sum of p_scale exp(S - m)
-  A p_scale;
+  Weight weight;
 
-  __device__ __forceinline__ explicit OnlineSoftmax(double scale) : p_scale(static_cast<A>(scale)) {
+  __device__ __forceinline__ explicit OnlineSoftmax(const Params& params) : weight(params) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       m[r] = -Limits<A>::infinity();
@@ -37,24 +81,24 @@ struct OnlineSoftmax {
     }
   }
 
-  // Replaces a tile's scores by P = p_scale exp(S - m) and returns in alpha what the sums so far, O
-  // among them, must be multiplied by.
-  template <int kColumns>
-  __device__ __forceinline__ void update(A (&S)[kRows][kColumns], A (&alpha)[kRows]) {
+  // Replaces a tile's scores S(r, c) by P = p_scale exp(S - m) and returns in alpha what the sums so
+  // far, O among them, must be multiplied by.
+  template <class Tile>
+  __device__ __forceinline__ void update(Tile& S, A (&alpha)[kRows]) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      A tile_m = S[r][0];
+      A tile_m = S(r, 0);
 #pragma unroll
-      for (int c = 1; c < kColumns; ++c) tile_m = maximum(tile_m, S[r][c]);
+      for (int c = 1; c < Tile::kColumns; ++c) tile_m = maximum(tile_m, S(r, c));
       const A m_new = maximum(m[r], lanes_maximum<A, kLanes>(tile_m));
       // A row that has seen no key keeps m = -inf, and -inf - -inf would be NaN.
       const A reference = m_new == -Limits<A>::infinity() ? A(0) : m_new;
-      alpha[r] = exponential(m[r] - reference);
+      alpha[r] = weight.rescale(m[r] - reference);
       l[r] *= alpha[r];
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        S[r][c] = exponential(S[r][c] - reference) * p_scale;
-        l[r] += S[r][c];
+      for (int c = 0; c < Tile::kColumns; ++c) {
+        S(r, c) = weight(S(r, c) - reference);
+        l[r] += S(r, c);
       }
       m[r] = m_new;
     }
@@ -70,16 +114,28 @@ struct OnlineSoftmax {
 
   // log of the sum of exp(S); p_scale is a power of two, so dividing by it is exact.
   __device__ __forceinline__ A lse(int r) const {
-    return empty(r) ? -Limits<A>::infinity() : m[r] + logarithm(l[r] / p_scale);
+    if (empty(r)) return -Limits<A>::infinity();
+    return weight.natural(m[r]) + logarithm(l[r] / weight.p_scale());
   }
 
-  // O of a row from its running sum. The sums can't overflow (p_scale), the quotient by half an ulp
-  // can where v is the largest number: a mean is never beyond the values that it is of.
+  // O of a row from its running sum. The sums can't overflow (p_scale), the quotient and its rounding to
+  // OType can where v is the largest number: a mean is never beyond the values that it is of.
+  template <class OType>
   __device__ __forceinline__ A output(int r, A sum) const {
-    if (empty(r)) return A(0);
-    const A mean = sum / l[r];
-    const A largest = Limits<A>::largest();
-    const bool finite = sum <= largest && sum >= -largest;
-    return finite ? minimum(maximum(mean, -largest), largest) : mean;
+    return within<OType>(empty(r) ? A(0) : sum / l[r], sum);
+  }
+
+  // The same with 1 / l[r] at hand, for results whose rounding hides the product's.
+  template <class OType>
+  __device__ __forceinline__ A output(int r, A sum, A inverse) const {
+    return within<OType>(empty(r) ? A(0) : sum * inverse, sum);
+  }
+
+ private:
+  template <class OType>
+  static __device__ __forceinline__ A within(A mean, A sum) {
+    const A largest = Limits<OType>::largest();
+    const bool beyond = magnitude(mean) > largest && magnitude(sum) <= Limits<A>::largest();
+    return beyond ? (mean > A(0) ? largest : -largest) : mean;
   }
 };

@@ -33,6 +33,15 @@ struct SharedTile {
   }
 };
 
+// A thread's part of a tile in registers.
+template <class A, int kRows, int kColumns_>
+struct RegisterTile {
+  static constexpr int kColumns = kColumns_;
+  A value[kRows][kColumns] = {};
+
+  __device__ __forceinline__ A& operator()(int row, int column) { return value[row][column]; }
+};
+
 // A strided matrix in global memory.
 template <class T>
 struct Matrix {

@@ -69,8 +69,19 @@ struct Round<BFloat16> {
   }
 };
 
-template <class A>
+// Infinity and the largest finite number, in the type that sums run in.
+template <class T>
 struct Limits;
+
+template <>
+struct Limits<Float16> {
+  static __device__ __forceinline__ float largest() { return 65504.0f; }
+};
+
+template <>
+struct Limits<BFloat16> {
+  static __device__ __forceinline__ float largest() { return __uint_as_float(0x7f7f0000u); }
+};
 
 template <>
 struct Limits<float> {
@@ -103,6 +114,12 @@ __device__ __forceinline__ double maximum(double a, double b) { return fmax(a, b
 
 __device__ __forceinline__ float minimum(float a, float b) { return fminf(a, b); }
 __device__ __forceinline__ double minimum(double a, double b) { return fmin(a, b); }
+
+__device__ __forceinline__ float magnitude(float x) { return fabsf(x); }
+__device__ __forceinline__ double magnitude(double x) { return fabs(x); }
+
+__device__ __forceinline__ int maximum(int a, int b) { return a > b ? a : b; }
+__device__ __forceinline__ int minimum(int a, int b) { return a < b ? a : b; }
 
 __device__ __forceinline__ long long maximum(long long a, long long b) { return a > b ? a : b; }
 __device__ __forceinline__ long long minimum(long long a, long long b) { return a < b ? a : b; }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+import nvrtc
 from cupy_flash.device import gpu_is_available
 from emulation import compiler
 
@@ -29,17 +30,6 @@ settings.load_profile("fixed")
 
 
 @functools.cache
-def nvrtc_problem() -> str | None:
-    try:
-        from cupy.cuda import nvrtc
-
-        nvrtc.getVersion()
-    except Exception as error:
-        return f"CuPy's NVRTC can't be loaded ({type(error).__name__}: {error})"
-    return None
-
-
-@functools.cache
 def compiler_problem() -> str | None:
     return None if compiler() else "no host C++ compiler: install g++, or set CXX"
 
@@ -50,11 +40,13 @@ def gpu_problem() -> str | None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for marker, problem in (("needs_compiler", compiler_problem), ("needs_nvrtc", nvrtc_problem)):
-        if item.get_closest_marker(marker) and problem():
-            if IN_CI:
-                pytest.fail(f"CI must run this test: {problem()}", pytrace=False)
-            pytest.skip(problem())
+    problems = [nvrtc.problem(*marker.args) for marker in item.iter_markers("needs_nvrtc")]
+    if item.get_closest_marker("needs_compiler"):
+        problems.append(compiler_problem())
+    for problem in filter(None, problems):
+        if IN_CI:
+            pytest.fail(f"CI must run this test: {problem}", pytrace=False)
+        pytest.skip(problem)
     if item.get_closest_marker("gpu") and gpu_problem():
         pytest.skip(gpu_problem())
 

@@ -24,7 +24,12 @@ def result_dtype(case: Case) -> str:
     return np.result_type(*(DTYPES[name] for name in case.dtypes)).name
 
 
-def check(arrays: Arrays, out: np.ndarray[Any, Any], lse: np.ndarray[Any, Any]) -> float:
+def check(
+    arrays: Arrays,
+    out: np.ndarray[Any, Any],
+    lse: np.ndarray[Any, Any],
+    family: str | None = None,
+) -> float:
     """Raise AssertionError unless out and lse are right; return the worst error / bound."""
     case = arrays.case
     q, k, v = (array.numpy() for array in arrays.inputs().values())
@@ -38,7 +43,7 @@ def check(arrays: Arrays, out: np.ndarray[Any, Any], lse: np.ndarray[Any, Any]) 
     empty = exact.visible == 0
     assert (out[empty] == 0).all(), f"a row without keys isn't 0: {case}"
     assert (lse[empty] == -np.inf).all(), f"a row without keys has lse above -inf: {case}"
-    bound = accuracy.out_bound(exact, dtype, q, k, v, scale)
+    bound = accuracy.out_bound(exact, dtype, q, k, v, scale, family)
     worst = 0.0
     for name, compared in (
         ("out", accuracy.compare(out, exact.out, bound)),
@@ -47,15 +52,20 @@ def check(arrays: Arrays, out: np.ndarray[Any, Any], lse: np.ndarray[Any, Any]) 
         assert compared.ok, f"{name}: {compared}\n{case}"
         worst = max(worst, compared.ratio)
     if case.has_statistics():
-        check_statistics(arrays, out, exact, scale)
+        check_statistics(arrays, out, exact, scale, family)
     return worst
 
 
 def check_statistics(
-    arrays: Arrays, out: np.ndarray[Any, Any], exact: reference.Reference, scale: float
+    arrays: Arrays,
+    out: np.ndarray[Any, Any],
+    exact: reference.Reference,
+    scale: float,
+    family: str | None,
 ) -> None:
     dtype = result_dtype(arrays.case)
-    heads, plain = unfused(arrays, scale, accuracy.accumulation(dtype))
+    p_dtype = DTYPES[dtype] if family in accuracy.ROUNDS_P else None
+    heads, plain = unfused(arrays, scale, accuracy.accumulation(dtype), p_dtype)
     plain = plain.astype(out.dtype)
     out, want = (np.stack([x[head] for head in heads]) for x in (out, exact.out))
     ours, theirs = (np.asarray(x.astype(want.dtype) - want, np.float64) for x in (out, plain))
@@ -68,7 +78,7 @@ def check_statistics(
 
 
 def unfused(
-    arrays: Arrays, scale: float, dtype: str
+    arrays: Arrays, scale: float, dtype: str, p_dtype: Any = None
 ) -> tuple[list[tuple[int, ...]], np.ndarray[Any, Any]]:
     """Compute heads of a case by `reference.unfused`, each step rounded to `dtype`.
 
@@ -94,6 +104,8 @@ def unfused(
         )
         used = seen.any(axis=0)
         results.append(
-            reference.unfused(q[index], k[index][used], v[index][used], seen[:, used], scale, dtype)
+            reference.unfused(
+                q[index], k[index][used], v[index][used], seen[:, used], scale, dtype, p_dtype
+            )
         )
     return heads, np.stack(results)

@@ -229,7 +229,7 @@ def _judge(row: Row, check: Check, arrays: dict[str, Any], out: Any, lse: Any) -
     exact: Reference = reference.attention(q, k, v, **lengths, **check.options)
     factor = reference.default_scale(q.shape[-1]) if scale is None else scale
     comparisons = {
-        "out": compare(out, exact.out, out_bound(exact, row.dtype, q, k, v, factor)),
+        "out": compare(out, exact.out, out_bound(exact, row.dtype, q, k, v, factor, row.kernel)),
         "lse": compare(lse, exact.lse, lse_bound(exact, row.dtype, q, k, factor)),
     }
     for name, comparison in comparisons.items():

@@ -1,34 +1,83 @@
-"""Write what the variants need today into budget.json: `python tests/compile/renew_budget.py`.
+"""Write what every variant needs today, of every pinned compiler, into budget.json.
 
-Look at the difference before committing it: more registers mean fewer warps on a multiprocessor.
+    python tests/compile/renew_budget.py
+
+Prints what changed. Look at it before committing it: more registers mean fewer warps on a
+multiprocessor.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from pathlib import Path
 
+from nvrtc import PINS, compilers, problem
+from variants import compile_report, name, variants
+
 BUDGET = Path(__file__).parent / "budget.json"
+# NVRTC version -> kernel -> {"registers": of a thread, "shared": bytes of a block}.
+Budget = dict[str, dict[str, dict[str, int]]]
 
 
-def main() -> None:
-    from cupy.cuda import nvrtc
+def budget() -> Budget:
+    found: Budget = json.loads(BUDGET.read_text())
+    return found
 
-    from variants import compile_report, name, variants
 
-    reports = {name(variant): compile_report(variant) for variant in variants()}
-    table = {
-        "nvrtc": ".".join(map(str, nvrtc.getVersion())),
-        "kernels": {
-            key: {"registers": report.registers, "shared": report.shared}
-            for key, report in sorted(reports.items())
-        },
-    }
-    BUDGET.write_text(json.dumps(table, indent=1) + "\n")
-    print(f"{len(reports)} kernels")
+def differences(old: Budget, new: Budget) -> list[str]:
+    """Return a line for each figure that changed, each kernel that came, each that went."""
+
+    def figures(table: Budget) -> dict[str, int]:
+        return {
+            f"NVRTC {version} {kernel}: {kind}": figure
+            for version, kernels in table.items()
+            for kernel, kinds in kernels.items()
+            for kind, figure in kinds.items()
+        }
+
+    before, after = figures(old), figures(new)
+    return [
+        f"{key} {before.get(key, 'none')} -> {after.get(key, 'none')}"
+        for key in sorted(before | after)
+        if before.get(key) != after.get(key)
+    ]
+
+
+def text(table: Budget) -> str:
+    """Return JSON with one line a kernel, for diffs that say which one they are about."""
+    blocks = []
+    for version, kernels in table.items():
+        lines = [f"  {json.dumps(key)}: {json.dumps(kernels[key])}" for key in sorted(kernels)]
+        blocks.append(f" {json.dumps(version)}: {{\n" + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+def figures_of(version: str, index: int) -> dict[str, int]:
+    report = compile_report(variants()[index], compilers()[version])
+    return {"registers": report.registers, "shared": report.shared}
+
+
+def main() -> int:
+    missing = [why for why in map(problem, PINS) if why]
+    if missing:
+        print(*missing, sep="\n", file=sys.stderr)
+        return 1
+    names = list(map(name, variants()))
+    work = list(product(PINS, range(len(names))))
+    with ProcessPoolExecutor(os.cpu_count()) as processes:
+        figures = list(processes.map(figures_of, *zip(*work, strict=True), chunksize=4))
+    new: Budget = {version: {} for version in PINS}
+    for (version, index), found in zip(work, figures, strict=True):
+        new[version][names[index]] = found
+    changed = differences(budget() if BUDGET.exists() else {}, new)
+    BUDGET.write_text(text(new))
+    print(*changed, f"{len(names)} kernels, {len(changed)} figures changed", sep="\n")
+    return 0
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    main()
+    sys.exit(main())

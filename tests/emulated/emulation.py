@@ -24,6 +24,7 @@ from emulation_build import BuildError, build, compiler
 from isolation import run_isolated
 
 __all__ = [
+    "LANDINGS",
     "SCHEDULES",
     "BuildError",
     "EmulatedKernel",
@@ -36,6 +37,9 @@ __all__ = [
 
 SCHEDULES = {"forward": 0, "backward": 1, "random": 2, "greedy": 3, "greedy backward": 4}
 """Name and number of each order in which a block's threads may run."""
+
+LANDINGS = {"late": 0, "early": 1}
+"""Name and number of each moment at which the bytes of a cp.async reach shared memory."""
 
 WARP = 32
 MAX_THREADS = 1024
@@ -102,6 +106,7 @@ class _Launch(ctypes.Structure):
         ("seed", ctypes.c_ulonglong),
         ("max_steps", ctypes.c_ulonglong),
         ("flush_subnormals", ctypes.c_int),
+        ("landing", ctypes.c_int),
     )
 
 
@@ -136,6 +141,7 @@ class EmulatedKernel:
         seed: int = 0,
         max_steps: int = MAX_STEPS,
         flush_subnormals: bool = False,
+        landing: int = 0,
     ) -> None:
         """Run every block of the grid, in order.
 
@@ -161,6 +167,10 @@ class EmulatedKernel:
         flush_subnormals : bool
             Compute as with NVRTC's -ftz=true (x86-64 only). It flushes double too, so it is for
             kernels whose arithmetic is float32.
+        landing : int, default 0
+            When cp.async writes; see ``LANDINGS``. 0, at the wait for its group, and the
+            destination is NaN until then, shows copies that nobody waited for; 1, at once, shows
+            copies over data that is still read.
 
         Raises
         ------
@@ -178,6 +188,8 @@ class EmulatedKernel:
             raise ValueError(f"grid={grid}: at least one block must run")
         if schedule not in SCHEDULES.values():
             raise ValueError(f"schedule={schedule}: allowed are {SCHEDULES}")
+        if landing not in LANDINGS.values():
+            raise ValueError(f"landing={landing}: allowed are {LANDINGS}")
         table = (_Region * max(1, len(regions)))(
             *(_Region(r.name.encode(), r.address, r.nbytes, r.writable) for r in regions)
         )
@@ -191,6 +203,7 @@ class EmulatedKernel:
             seed & (2**64 - 1),
             max_steps,
             flush_subnormals,
+            landing,
         )
         with _launching:
             failure = self._run(raw, ctypes.byref(config))

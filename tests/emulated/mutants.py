@@ -27,6 +27,13 @@ class Mutant:
 
 SIMT = "forward_simt.cuh"
 NAIVE = "forward_naive.cuh"
+FORWARD_SM80 = "forward_sm80.cuh"
+CAUSAL_SM80 = ("float16, causal",)
+
+
+def sm80(file: str, old: str, new: str, cases: Sequence[str] = ("float16",)) -> Mutant:
+    return Mutant(file, old, new, cases, kernel="sm80")
+
 
 # The key says what is wrong with the mutant.
 MUTANTS = {
@@ -57,13 +64,15 @@ MUTANTS = {
     ),
     # Which keys a row sees.
     "a row doesn't see its own key": Mutant(
-        "mask.cuh", "&& j <= r + diagonal", "&& j < r + diagonal", ["causal"]
+        "mask.cuh", "minimum(keys, r + diagonal + 1)", "minimum(keys, r + diagonal)", ["causal"]
     ),
     "a row sees one key ahead": Mutant(
-        "mask.cuh", "&& j <= r + diagonal", "&& j <= r + diagonal + 1", ["causal"]
+        "mask.cuh", "minimum(keys, r + diagonal + 1)", "minimum(keys, r + diagonal + 2)", ["causal"]
     ),
-    "padding keys count": Mutant("mask.cuh", "r < rows && j < keys", "r < rows", ["few keys"]),
-    "padding rows count": Mutant("mask.cuh", "r < rows && j < keys", "j < keys", ["lengths"]),
+    "padding keys count": Mutant(
+        "mask.cuh", "r + diagonal + 1) : keys;", "r + diagonal + 1) : 999;", ["few keys"]
+    ),
+    "padding rows count": Mutant("mask.cuh", "r < rows ? last : 0", "last", ["lengths"]),
     "a tile of full rows is taken for full": Mutant(
         "mask.cuh", "rows >= kRows && keys >= kKeys", "rows >= kRows", ["one tile"]
     ),
@@ -71,13 +80,13 @@ MUTANTS = {
         "mask.cuh", "diagonal >= kKeys - 1", "diagonal >= 0", ["causal, far right", "causal"]
     ),
     "the last key is dropped": Mutant(
-        "mask.cuh", "extent.keys - key_begin", "extent.keys - key_begin - 1"
+        "mask.cuh", "{key_begin, extent.keys}", "{key_begin, extent.keys - 1}"
     ),
     "the last row's own key isn't visited": Mutant(
         "mask.cuh", "row_end + extent.offset", "row_end + extent.offset - 1", ["causal"]
     ),
     "the offset is lost": Mutant(
-        "mask.cuh", "row_begin + extent.offset - key_begin", "row_begin - key_begin", ["causal"]
+        "mask.cuh", "row_begin + extent.offset - keys.begin", "row_begin - keys.begin", ["causal"]
     ),
     "the offset ignores q_lengths": Mutant(
         "schedule.cuh",
@@ -109,9 +118,11 @@ MUTANTS = {
         "tile.head % (params.heads / params.group)",
         ["grouped heads"],
     ),
-    "blocks step by one tile": Mutant("schedule.cuh", "number += gridDim.x", "number += 1"),
+    "a block skips every other tile": Mutant(
+        "schedule.cuh", "(round) * gridDim.x", "(round) * 2", ["one block"]
+    ),
     "a block computes one tile only": Mutant(
-        "schedule.cuh", "number >= params.tiles", "number >= gridDim.x", ["one block"]
+        "schedule.cuh", "number(round) >= params.tiles", "number(round) >= gridDim.x", ["one block"]
     ),
     "the pieces of a thread's columns overlap": Mutant(SIMT, "* kPack + c % kPack", "* kPack"),
     # Scales.
@@ -130,16 +141,16 @@ MUTANTS = {
         "softmax.cuh", "m_new == -Limits<A>::infinity() ? A(0) : m_new", "m_new", ["hopeless tile"]
     ),
     "empty rows are divided": Mutant(
-        "softmax.cuh", "if (empty(r)) return A(0);", "", ["causal, far left"]
+        "softmax.cuh", "empty(r) ? A(0) : sum / l[r]", "sum / l[r]", ["causal, far left"]
     ),
     "O is not rescaled": Mutant(SIMT, "O[r][c] *= alpha[r]", "O[r][c] *= A(1)"),
     "l is not rescaled": Mutant("softmax.cuh", "l[r] *= alpha[r];", ""),
     "m is not kept": Mutant("softmax.cuh", "m[r] = m_new;", ""),
-    "p_scale stays in lse": Mutant("softmax.cuh", "l[r] / p_scale", "l[r]"),
+    "p_scale stays in lse": Mutant("softmax.cuh", "l[r] / weight.p_scale()", "l[r]"),
     "P lacks p_scale": Mutant(
         "softmax.cuh",
-        "exponential(S[r][c] - reference) * p_scale",
-        "exponential(S[r][c] - reference)",
+        "return exponential(below) * scale;",
+        "return exponential(below);",
     ),
     "the sum over lanes is a step short": Mutant(
         "softmax.cuh",
@@ -154,7 +165,7 @@ MUTANTS = {
     "l is not summed over lanes": Mutant(SIMT, "softmax.finish();", ""),
     "a mean of the largest number overflows": Mutant(
         "softmax.cuh",
-        "finite ? minimum(maximum(mean, -largest), largest) : mean",
+        "beyond ? (mean > A(0) ? largest : -largest) : mean",
         "mean",
         ["largest"],
     ),
@@ -205,13 +216,13 @@ MUTANTS = {
     ),
     "P is kept in 16 bits": Mutant(
         SIMT,
-        "block.key_of(j)) = S[r][j];",
-        "block.key_of(j)) = to_float(Round<Float16>::from(S[r][j]));",
+        "block.key_of(j)) = S(r, j);",
+        "block.key_of(j)) = to_float(Round<Float16>::from(S(r, j)));",
     ),
     "l is kept in 16 bits": Mutant(
         "softmax.cuh",
-        "l[r] += S[r][c];",
-        "l[r] = to_float(Round<Float16>::from(l[r] + S[r][c]));",
+        "l[r] += S(r, c);",
+        "l[r] = to_float(Round<Float16>::from(l[r] + S(r, c)));",
         ["float16"],
     ),
     "float64 goes through float32": Mutant(
@@ -244,7 +255,7 @@ MUTANTS = {
         kernel="naive",
     ),
     "naive: every key has the first one's weight": Mutant(
-        NAIVE, "S[0][0], j)", "S[0][0], 0)", kernel="naive"
+        NAIVE, "S(0, 0), j)", "S(0, 0), 0)", kernel="naive"
     ),
     "naive: O is not rescaled": Mutant(NAIVE, "O[c] *= alpha[0]", "O[c] *= A(1)", kernel="naive"),
     "naive: columns beyond the first chunk are lost": Mutant(
@@ -258,5 +269,75 @@ MUTANTS = {
     ),
     "naive: every head has its own key head": Mutant(
         NAIVE, "tile.head / params.group", "tile.head", ["grouped heads"], kernel="naive"
+    ),
+    # The tensor-core kernel.
+    "sm80: no barrier before a slot is copied into": sm80(
+        FORWARD_SM80,
+        "wait_async<kSlots - 2>();\n    __syncthreads();\n    constexpr",
+        "wait_async<kSlots - 2>();\n    constexpr",
+    ),
+    "sm80: a wait leaves one copy too many on its way": sm80(
+        FORWARD_SM80,
+        "wait_async<kSlots - 2>();\n    __syncthreads();\n    constexpr",
+        "wait_async<kSlots - 1>();\n    __syncthreads();\n    constexpr",
+    ),
+    "sm80: copies beyond the last key aren't counted": sm80(
+        FORWARD_SM80,
+        "    }\n    commit_async();",
+        "      commit_async();\n    }",
+    ),
+    "sm80: the copy goes into the slot in use": sm80(
+        FORWARD_SM80, "slot == 0 ? kSlots - 1 : slot - 1, key", "slot, key"
+    ),
+    "sm80: the same keys twice": sm80(
+        FORWARD_SM80, "key + kCopied / 2 * Config::kBlockN", "key", ["float16, aligned"]
+    ),
+    "sm80: Q isn't scaled": sm80(
+        FORWARD_SM80,
+        "if (scale != 1.0f) Block::CopyQ::scale(block.Q(), scale);",
+        "",
+        ["float16, negative scale"],
+    ),
+    "sm80: a warp of idle rows is taken for a busy one's": sm80(
+        "mask.cuh", "minimum(rows, kRows) - 1 + diagonal >= 0", "diagonal >= 0", CAUSAL_SM80
+    ),
+    "sm80: all warps have the block's first rows": sm80(
+        FORWARD_SM80, "return threadIdx.x / 32 * kWarpRows;", "return 0;"
+    ),
+    "sm80: the masked columns are a lane off": sm80(
+        FORWARD_SM80, "- Scores::column_of(lane, 0);", "- Scores::column_of(lane + 1, 0);"
+    ),
+    "sm80: O is not rescaled": sm80(FORWARD_SM80, "O(r, c) *= alpha[r]", "O(r, c) *= 1.0f"),
+    "sm80: columns beyond p are stored": sm80(
+        FORWARD_SM80, "static_cast<int>(params.p) - first_column", "256"
+    ),
+    "sm80: rows beyond m are stored": sm80(FORWARD_SM80, "if (row >= tile.row_end) continue;", ""),
+    "sm80: the work is read before it is written": sm80(
+        FORWARD_SM80,
+        "begin<Config>(params, tile, block.work());\n    __syncthreads();",
+        "begin<Config>(params, tile, block.work());",
+    ),
+    "sm80: pieces aren't permuted alike": sm80(
+        "matrix_tile.cuh",
+        "(address ^ (steps % kTurned * 32))",
+        "(address + (steps % kTurned * 32))",
+    ),
+    "sm80: rows beyond the array are copied": sm80(
+        "matrix_tile.cuh", "tile_row < rows ? count : 0", "count"
+    ),
+    "sm80: columns beyond the array are copied": sm80(
+        "matrix_tile.cuh", "minimum(maximum(columns - piece * 8, 0), 8)", "8"
+    ),
+    "sm80: V isn't transposed": sm80("fragments.cuh", "load_matrix_transposed(V", "load_matrix(V"),
+    "sm80: halves of K's fragment are swapped": sm80(
+        "fragments.cuh",
+        "S.sum[t][2 * j], a[t], b[0], b[1]",
+        "S.sum[t][2 * j], a[t], b[1], b[0]",
+    ),
+    "sm80: rows of P are swapped": sm80(
+        "fragments.cuh", "pack_pair<T>(pair[i % 2 * 2]", "pack_pair<T>(pair[2 - i % 2 * 2]"
+    ),
+    "sm80: the maximum isn't subtracted from what is rescaled": sm80(
+        "softmax.cuh", "exp2_approx(below * unit_log2)", "1.0f"
     ),
 }

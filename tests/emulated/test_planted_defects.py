@@ -37,6 +37,9 @@ CASES = {
     "causal, far right": replace(PLAIN, causal=True, offset=70),
     "bfloat16": replace(PLAIN, dtypes=("bfloat16",) * 3),
     "float16": replace(PLAIN, dtypes=("float16",) * 3),
+    "float16, causal": replace(PLAIN, dtypes=("float16",) * 3, causal=True, m=131, n=141),
+    "float16, aligned": replace(PLAIN, dtypes=("float16",) * 3, m=70, n=300, d=32, p=32),
+    "float16, negative scale": replace(PLAIN, dtypes=("float16",) * 3, scale=-1.7),
     "float64": replace(PLAIN, dtypes=("float64",) * 3),
     "largest": PLAIN,
     "hopeless tile": PLAIN,
@@ -83,7 +86,15 @@ def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
             result = attention(
                 arrays, kernel, schedule=schedule, folder=folder, strict=False, grid=grid
             )
-            check(arrays, result.out, result.lse)
+            check(arrays, result.out, result.lse, kernel)
+
+
+SIXTEEN_BITS = [name for name, case in CASES.items() if case.dtypes[0].endswith("float16")]
+
+
+@pytest.mark.parametrize("case", SIXTEEN_BITS)
+def test_tensor_cores_without_a_defect_pass(case: str) -> None:
+    assert run_isolated(battery, "sm80", [case], None) == "passed"
 
 
 @pytest.mark.parametrize("kernel", ["naive", "simt"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from cupy_flash.source import flatten
 from emulation import EmulatedKernel, Region, build
 
 PARAMS = np.dtype([("x", np.uint64), ("y", np.uint64), ("n", np.int32)], align=True)
@@ -20,6 +22,7 @@ C_TYPES = {
 }
 PRELUDE = """
 #line 1 "memory.cuh"
+using emu::shared_memory;
 template <class T> __device__ __forceinline__ T load(const T* p) {
   emu::check_read(p, sizeof(T));
   return *p;
@@ -32,19 +35,39 @@ template <class T> __device__ __forceinline__ void store(T* p, T value) {
 KERNEL = """
 struct Params { const TYPE* x; TYPE* y; int n; };
 extern "C" __global__ void __launch_bounds__(1024) kernel(const __grid_constant__ Params p) {
-  TYPE* sm = reinterpret_cast<TYPE*>(emu::shared_memory()); (void)sm;
+  TYPE* sm = reinterpret_cast<TYPE*>(shared_memory()); (void)sm;
   const int i = threadIdx.x; (void)i;
 #line 1 "body.cuh"
 BODY
 }
 """
-EMPTY = KERNEL.replace("TYPE", "float").replace("BODY", "")
+EMPTY = PRELUDE + KERNEL.replace("TYPE", "float").replace("BODY", "")
+# What kernels_cu/ptx holds; none of these files includes another one of them.
+PTX = ("memory", "exponential", "shared", "async_copy", "pack", "matrix")
+ELEMENTS = """
+#line 1 "elements.cuh"
+struct Float16 { unsigned short bits; };
+struct BFloat16 { unsigned short bits; };
+"""
 
 
-def kernel_of(body: str, dtype: Any = np.float32, **options: bool) -> EmulatedKernel:
-    """Build a kernel with p.x, p.y, p.n, shared memory `sm` and thread index `i` at hand."""
+@functools.cache
+def primitives() -> str:
+    """Return the text of the primitives, which take the place of `PRELUDE` on CPU and GPU."""
+    return "".join(flatten(f"ptx/{name}.cuh") for name in PTX) + ELEMENTS
+
+
+def kernel_text(body: str, dtype: Any, prelude: str) -> str:
+    """Return a kernel with p.x, p.y, p.n, shared memory `sm` and thread index `i` at hand."""
     text = KERNEL.replace("TYPE", C_TYPES[np.dtype(dtype)])
-    text = PRELUDE + text.replace("BODY", textwrap.dedent(body).strip())
+    return prelude + text.replace("BODY", textwrap.dedent(body).strip())
+
+
+def kernel_of(
+    body: str, dtype: Any = np.float32, prelude: str = PRELUDE, **options: bool
+) -> EmulatedKernel:
+    """Build such a kernel, with the primitives in it if they are its prelude."""
+    text = kernel_text(body, dtype, prelude)
     path = build(text, "kernel", PARAMS.itemsize, **options)
     return EmulatedKernel(path, "kernel", PARAMS.itemsize)
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cupy_flash
-from cupy_flash import device
+from cupy_flash import device, plan
+from gpu_runtime import SHAPE, captured, drawn, fill_with_nan, inputs, same_bits, spin
 from strategies import DTYPES
 
 cupy = pytest.importorskip("cupy")
 
 pytestmark = pytest.mark.gpu
 
-SHAPE = (2, 3, 200, 64)
 REPLAYS = 50
 STREAMS = {
     "null": lambda: cupy.cuda.Stream.null,
@@ -24,48 +23,6 @@ STREAMS = {
     "blocking": lambda: cupy.cuda.Stream(),
     "non-blocking": lambda: cupy.cuda.Stream(non_blocking=True),
 }
-
-# A pause on the GPU that doesn't depend on its clock.
-SPIN = r"""
-extern "C" __global__ void spin(unsigned long long nanoseconds) {
-  unsigned long long begin, now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
-  do {
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  } while (now - begin < nanoseconds);
-}
-"""
-
-
-@functools.cache
-def spin_kernel() -> Any:
-    return cupy.RawKernel(SPIN, "spin")
-
-
-def spin(milliseconds: int) -> None:
-    spin_kernel()((1,), (1,), (np.uint64(milliseconds * 1_000_000),))
-
-
-def drawn(seed: int, dtype: str = "float32") -> Any:
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal(SHAPE, np.float32).astype(DTYPES[dtype])
-
-
-def inputs(dtype: str = "float32") -> list[Any]:
-    arrays = [cupy.asarray(drawn(seed, dtype)) for seed in range(3)]
-    # A non-blocking stream would not wait for the copies.
-    cupy.cuda.Device().synchronize()
-    return arrays
-
-
-def fill_with_nan(*arrays: Any) -> None:
-    """Fill on the current stream; in every dtype a number whose bits are all ones is a NaN."""
-    for array in arrays:
-        array.data.memset_async(0xFF, array.nbytes)
-
-
-def same_bits(a: Any, b: Any) -> bool:
-    return cupy.asnumpy(a).tobytes() == cupy.asnumpy(b).tobytes()
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -118,17 +75,6 @@ def test_a_call_returns_before_the_gpu_has_computed_it() -> None:
     assert returned_early, "attention waited for the GPU"
 
 
-def captured(stream: Any, call: Any) -> Any:
-    cupy.cuda.Device().synchronize()
-    # The strictest mode: no thread may synchronise or allocate device memory meanwhile.
-    stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
-    try:
-        call()
-    finally:
-        graph = stream.end_capture()
-    return graph
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", ["naive", "simt"])
@@ -176,6 +122,7 @@ def test_a_capture_of_a_first_call_is_refused_and_stays_whole(monkeypatch: Any) 
     q, k, v = inputs()
     out, copy = cupy.empty_like(q), cupy.empty_like(q)
     monkeypatch.setattr("cupy_flash.compile._kernels", {})
+    plan.forget()
     state = {}
 
     def capture() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
-import sys
 import threading
-import types
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,108 +13,15 @@ import pytest
 from cupy_flash import CompileError, attention, compile, device
 from cupy_flash.arrays import planned, to_dtype
 from cupy_flash.options import check_options
-from cupy_flash.params import PARAMS_DTYPE
 from cupy_flash.problem import make_problem
 from cupy_flash.select import DEFAULT_SHARED_MEMORY, choose
 from cupy_flash.source import source
-
-LOG = "kernel.cuh(3): error: expected a ;\n1 error detected"
-
-
-class CompileException(Exception):
-    pass
-
-
-class FakeArray:
-    """A cupy.ndarray over host memory."""
-
-    def __init__(self, host, index=0):
-        self.host, self.index = host, index
-        self.shape, self.strides, self.dtype = host.shape, host.strides, host.dtype
-        pointer = host.__array_interface__["data"][0]
-        self.data = SimpleNamespace(ptr=pointer if host.size else 0, device_id=index)
-
-    def transpose(self, axes):
-        return FakeArray(self.host.transpose(axes), self.index)
-
-
-class FakeCupy(types.ModuleType):
-    """Counts compilations, records launches, knows two H200s; `broken` makes NVRTC refuse."""
-
-    ndarray = FakeArray
-
-    def __init__(self):
-        super().__init__("cupy")
-        self.current, self.capturing, self.broken = 0, False, False
-        self.modules, self.calls = [], []
-        self.while_compiling = lambda: None
-        fake = self
-
-        class Device:
-            def __init__(self, index):
-                self.index = index
-
-            def __enter__(self):
-                self.before, fake.current = fake.current, self.index
-
-            def __exit__(self, *_):
-                fake.current = self.before
-
-        properties = {
-            "major": 9,
-            "minor": 0,
-            "name": b"NVIDIA H200",
-            "sharedMemPerBlockOptin": 232_448,
-            "multiProcessorCount": 132,
-        }
-        self.cuda = types.ModuleType("cupy.cuda")
-        self.cuda.Device = Device
-        self.cuda.runtime = SimpleNamespace(getDeviceProperties=lambda index: properties)
-        self.cuda.get_current_stream = lambda: SimpleNamespace(is_capturing=lambda: self.capturing)
-        self.cuda.compiler = SimpleNamespace(CompileException=CompileException)
-        self.cuda.nvrtc = SimpleNamespace(getVersion=lambda: (12, 9))
-
-    def empty(self, shape, dtype=float):
-        return FakeArray(np.full(shape, 7, dtype), self.current)
-
-    def RawModule(self, **given):
-        self.modules.append(given)
-        return SimpleNamespace(get_function=self.get_function)
-
-    def get_function(self, name):
-        self.while_compiling()
-        if self.broken:
-            raise CompileException(LOG)
-        return FakeFunction(self, name)
-
-
-class FakeFunction:
-    num_regs = 128
-    max_dynamic_shared_size_bytes = None
-
-    def __init__(self, cupy, name):
-        self.cupy, self.name, self.loaded_on = cupy, name, cupy.current
-
-    def __call__(self, grid, block, arguments, *, shared_mem=0):
-        assert self.cupy.current == self.loaded_on, "launched on another device"
-        call = SimpleNamespace(grid=grid, block=block, shared_mem=shared_mem, function=self)
-        (call.params,) = arguments
-        self.cupy.calls.append(call)
+from fake_cupy import LOG, CompileException, FakeArray, installed
 
 
 @pytest.fixture
 def cupy(monkeypatch):
-    fake = FakeCupy()
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    monkeypatch.setitem(sys.modules, "cupy.cuda", fake.cuda)
-    monkeypatch.setattr(compile, "_kernels", {})
-    monkeypatch.setattr(compile, "_locks", {})
-    caches = device.actual, device.nvrtc_version
-    for cache in caches:
-        cache.cache_clear()
-    yield fake
-    for cache in caches:
-        cache.cache_clear()
+    yield from installed(monkeypatch)
 
 
 def variant_of(d=64, dtype="float32", **options):
@@ -257,7 +161,6 @@ def test_a_launch(cupy, kernel):
     assert call.grid == (-(-70 // rows) * 6 * 2,)
     assert call.block == (threads,)
     assert (call.shared_mem > 0) == (kernel == "simt")
-    assert call.params.dtype == PARAMS_DTYPE
     for name, array in {"q": q, "k": k, "v": v, "o": out, "lse": lse}.items():
         assert call.params[name]["data"] == array.data.ptr
     assert (out.shape, lse.shape) == ((2, 6, 70, 24), (2, 6, 70))

@@ -77,7 +77,7 @@ def test_every_tile_of_the_table_is_reachable():
 @pytest.mark.parametrize("size", EDGES)
 def test_head_dims_round_up_to_a_bucket(size):
     variant = choose(problem_of(size, 256), assumed(90)).variant
-    assert variant.head_dim == min(b for b in HEAD_DIM_BUCKETS if b >= size)
+    assert variant.head_dim == min(b for b in HEAD_DIM_BUCKETS["simt"] if b >= size)
     assert variant.head_dim_v == 256
     assert choose(problem_of(256, size), assumed(90)).variant.head_dim_v == variant.head_dim
 
@@ -95,7 +95,8 @@ def test_choice(dtype, d, p, family):
     assert choice.variant.family == family
     assert choice.reasons[-1] == f"{family}: the fastest family that can"
     assert choice.reasons[0].startswith("sm90: no, ")
-    assert choice.reasons[1].startswith("sm80: no, ")
+    able = dtype in ("float16", "bfloat16") and family == "simt"
+    assert choice.reasons[1].startswith("sm80: only by kernel" if able else "sm80: no, ")
     if family == "naive":
         too_wide = [f"{name} is {x}, above 256" for name, x in (("d", d), ("p", p)) if x > 256]
         assert choice.reasons[2] == f"simt: no, {'; '.join(too_wide)}"
@@ -114,7 +115,7 @@ def test_a_forced_kernel_is_taken(kernel):
         ("simt", 300, 64, ("d is 300, above 256", "Able are 'naive';")),
         ("simt", 64, 257, ("p is 257, above 256", "kernel=None takes the fastest")),
         ("simt", 512, 300, ("d is 512", "p is 300")),
-        ("sm80", 64, 64, ("doesn't have it yet", "Able are 'simt', 'naive';")),
+        ("sm80", 64, 64, ("float16 and bfloat16, not float32", "Able are 'simt', 'naive';")),
         ("sm90", 64, 64, ("doesn't have it yet", "Able are 'simt', 'naive';")),
         ("sm90", 999, 64, ("Able are 'naive';",)),
     ],

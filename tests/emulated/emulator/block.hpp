@@ -5,6 +5,7 @@
 // missing partner never arrives later. A warp therefore has one status, its first lane's.
 #pragma once
 
+#include "async.hpp"
 #include "thread.hpp"
 
 namespace emu {
@@ -18,7 +19,7 @@ enum class Schedule : int {
 };
 
 inline void sync_threads(Site site) {
-  wait(Stop{Status::at_barrier, "__syncthreads", site, 0});
+  wait(Stop{Status::at_barrier, "__syncthreads", site, 0, nullptr});
 }
 
 class Block {
@@ -47,7 +48,8 @@ class Block {
     Thread& thread = state.threads[i];
     thread.index = i;
     thread.collectives = 0;
-    thread.stop = Stop{Status::ready, "", Site{"", 0, -1}, 0};
+    thread.stop = Stop{Status::ready, "", Site{"", 0, -1}, 0, nullptr};
+    async_copies[i].clear();
     thread.stack.allocate();
     thread.fiber.prepare(thread.stack, entry);
   }
@@ -71,10 +73,17 @@ class Block {
         if (state.failed) return false;
       }
       if (!lanes_agree(w)) return false;
-      if (warp_stop(w).status == Status::at_collective) release_warp(w);
+      if (warp_stop(w).status == Status::at_collective) {
+        if (!complete_collective(w)) return false;
+        release_warp(w);
+      }
       if (!runs_greedily()) break;
     }
     return true;
+  }
+
+  static bool complete_collective(unsigned w) {
+    return warp_stop(w).complete == nullptr || warp_stop(w).complete(&state.threads[w * kLanes]);
   }
 
   static void release_warp(unsigned w) {

@@ -6,8 +6,10 @@
 
 #include <math.h>
 
+#include "async.hpp"
 #include "block.hpp"
 #include "launch.hpp"
+#include "matrix.hpp"
 #include "memory.hpp"
 #include "sanitizer.hpp"
 #include "thread.hpp"

@@ -3,6 +3,7 @@
 
 #include <new>
 
+#include "async.hpp"
 #include "block.hpp"
 #include "memory.hpp"
 #include "subnormals.hpp"
@@ -21,6 +22,7 @@ struct Launch {
   unsigned long long seed;
   unsigned long long max_steps;
   int flush_subnormals;
+  int landing;  // of cp.async: 0 late, 1 early
 };
 
 // The kernel and its parameters, as every thread of the launch calls it.
@@ -31,7 +33,8 @@ struct Kernel {
 
   [[noreturn]] static void run_thread() {
     entry(*params);
-    state.current->stop = Stop{Status::exited, "exit", Site{"", 0, -1}, 0};
+    require_no_copy_pending();
+    state.current->stop = Stop{Status::exited, "exit", Site{"", 0, -1}, 0, nullptr};
     abandon_thread();
   }
 };
@@ -66,6 +69,7 @@ const char* launch(void (*entry)(Params), const void* params, const Launch& conf
   state.grid_blocks = config.grid;
   state.block_threads = config.threads;
   state.max_steps = config.max_steps;
+  state.copies_land_early = config.landing == 1;
   regions = Regions{config.regions, config.region_count, 0};
   if (!shared.allocate(config.smem)) return "no memory for the block's shared memory";
 

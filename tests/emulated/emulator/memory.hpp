@@ -53,17 +53,17 @@ struct Regions {
 
 inline Regions regions;
 
-[[noreturn]] inline void fail_access(bool writing, unsigned long long start,
-                                     unsigned long long bytes, bool misaligned) {
-  const char* verb = writing ? "write" : "read";
+// `alignment` is what `start` should be a multiple of and isn't, or 0.
+[[noreturn]] inline void fail_access(const char* verb, unsigned long long start,
+                                     unsigned long long bytes, unsigned long long alignment) {
   const Region* region = regions.nearest(start);
   if (region == nullptr) {
     record_failure("%s of %llu bytes at 0x%llx, but no region is registered", verb, bytes, start);
     abandon_thread();
   }
   char reason[64];
-  if (misaligned)
-    snprintf(reason, sizeof reason, "is not %llu-byte aligned", bytes);
+  if (alignment > 0)
+    snprintf(reason, sizeof reason, "is not %llu-byte aligned", alignment);
   else if (region->holds(start, bytes))
     snprintf(reason, sizeof reason, "is in a read-only region");
   else
@@ -80,7 +80,7 @@ inline void check_access(const void* pointer, unsigned long long bytes, bool wri
   const bool vector = bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16;
   const bool misaligned = vector && start % bytes != 0;
   if (misaligned || !regions.allows(start, bytes, writing))
-    fail_access(writing, start, bytes, misaligned);
+    fail_access(writing ? "write" : "read", start, bytes, misaligned ? bytes : 0);
 }
 
 inline void check_read(const void* pointer, unsigned long long bytes) {
@@ -105,6 +105,12 @@ class SharedMemory {
   }
 
   unsigned char* data() const { return storage_ + kGuardBytes; }
+
+  size_t size() const { return bytes_; }
+
+  bool holds(unsigned long long offset, size_t count) const {
+    return count <= bytes_ && offset <= bytes_ - count;
+  }
 
   void poison() {
     memset(data(), 0xFF, bytes_);
@@ -142,5 +148,49 @@ class SharedMemory {
 inline SharedMemory shared;
 
 inline unsigned char* shared_memory() { return shared.data(); }
+
+// An address in the 32-bit space of shared memory, which starts at 0 here; one past the end is one.
+inline unsigned shared_offset(const void* pointer) {
+  const long long offset =
+      static_cast<long long>(reinterpret_cast<uintptr_t>(pointer) -
+                             reinterpret_cast<uintptr_t>(shared.data()));
+  if (offset < 0 || !shared.holds(offset, 0)) {
+    record_failure("shared address of a pointer to byte %lld of %zu bytes of shared memory: outside",
+                   offset, shared.size());
+    abandon_thread();
+  }
+  return static_cast<unsigned>(offset);
+}
+
+// What is wrong with an access of 16 shared bytes; null if nothing.
+inline const char* shared_access_problem(unsigned offset, unsigned size = 16) {
+  if (offset % size != 0) return size == 16 ? "not 16-byte aligned" : "not aligned to its size";
+  return shared.holds(offset, size) ? nullptr : "outside";
+}
+
+inline void check_shared(const char* what, unsigned offset, unsigned size = 16) {
+  count_step();
+  const char* problem = shared_access_problem(offset, size);
+  if (problem == nullptr) return;
+  record_failure("%s at byte %u of %zu bytes of shared memory: %s", what, offset, shared.size(),
+                 problem);
+  abandon_thread();
+}
+
+template <class T>
+T load_shared(unsigned offset) {
+  static_assert(sizeof(T) == 16, "one vector");
+  check_shared("load of 16 bytes", offset);
+  T value;
+  memcpy(&value, shared.data() + offset, sizeof value);
+  return value;
+}
+
+template <class T>
+void store_shared(unsigned offset, const T& value) {
+  static_assert(sizeof(T) == 16 || sizeof(T) == 2, "a vector or an element");
+  check_shared(sizeof(T) == 16 ? "store of 16 bytes" : "store of 2 bytes", offset, sizeof(T));
+  memcpy(shared.data() + offset, &value, sizeof value);
+}
 
 }  // namespace emu

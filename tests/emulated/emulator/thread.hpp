@@ -16,25 +16,38 @@ constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kDepositBytes = 128;
 constexpr size_t kMessageBytes = 1024;
 
-// A place in the kernel text. `id` differs between any two of them, also on one line.
+// A place in the kernel text. Macros give any two of them, also on one line, different `id`s; for a
+// function that must do without, `here` as its default argument names the line of the call.
 struct Site {
   const char* file;
   int line;
   int id;
+
+  static constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return Site{file, line, -1};
+  }
+
+  bool operator==(const Site& other) const {
+    return id == other.id && line == other.line && strcmp(file, other.file) == 0;
+  }
 };
 
 #define EMU_SITE (::emu::Site{__FILE__, __LINE__, __COUNTER__})
 
 enum class Status { ready, at_collective, at_barrier, exited };
 
+struct Thread;
+
 struct Stop {
   Status status;
   const char* name;
   Site site;
   size_t bytes;  // of a collective's operand: instances of one template differ by it
+  bool (*complete)(Thread* lanes);  // runs once all lanes of the warp are here; false if it failed
 
   bool matches(const Stop& other) const {
-    return status == other.status && site.id == other.site.id && bytes == other.bytes;
+    return status == other.status && site == other.site && bytes == other.bytes &&
+           strcmp(name, other.name) == 0;
   }
 };
 
@@ -53,6 +66,7 @@ struct State {
   unsigned block_threads;
   unsigned block_index;
   unsigned grid_blocks;
+  bool copies_land_early;
   unsigned long long steps;
   unsigned long long max_steps;
   bool failed;

@@ -43,9 +43,54 @@ Deposits<T> exchange(const char* name, Site site, const T& operand) {
   Thread& me = *state.current;
   const unsigned parity = me.collectives++ % 2;
   memcpy(me.deposits[parity], &operand, sizeof(T));
-  wait(Stop{Status::at_collective, name, site, sizeof(T)});
+  wait(Stop{Status::at_collective, name, site, sizeof(T), nullptr});
   return Deposits<T>(&me - lane_index(), parity);
 }
+
+// A warp at a collective whose results are computed once for all lanes: their operands, each of which
+// the lane's result replaces.
+template <class Operand, class Result>
+class Warp {
+ public:
+  static_assert(std::is_trivially_copyable<Operand>::value, "lanes exchange bytes");
+  static_assert(std::is_trivially_copyable<Result>::value, "lanes exchange bytes");
+  static_assert(sizeof(Operand) <= kDepositBytes, "raise kDepositBytes");
+  static_assert(sizeof(Result) <= kDepositBytes, "raise kDepositBytes");
+
+  // Deposits the calling lane's operand and returns its result once `complete` ran for the warp.
+  static Result meet(const char* name, Site site, const Operand& operand,
+                     bool (*complete)(Thread* lanes)) {
+    Thread& me = *state.current;
+    unsigned char* deposit = me.deposits[me.collectives++ % 2];
+    memcpy(deposit, &operand, sizeof operand);
+    wait(Stop{Status::at_collective, name, site, sizeof operand, complete});
+    Result result;
+    memcpy(&result, deposit, sizeof result);
+    return result;
+  }
+
+  explicit Warp(Thread* lanes) : lanes_(lanes) {}
+
+  unsigned index() const { return lanes_[0].index / kLanes; }
+  const Stop& stop() const { return lanes_[0].stop; }
+
+  Operand operand(unsigned lane) const {
+    Operand operand;
+    memcpy(&operand, deposit(lane), sizeof operand);
+    return operand;
+  }
+
+  void answer(unsigned lane, const Result& result) const {
+    memcpy(deposit(lane), &result, sizeof result);
+  }
+
+ private:
+  unsigned char* deposit(unsigned lane) const {
+    return lanes_[lane].deposits[(lanes_[lane].collectives - 1) % 2];
+  }
+
+  Thread* lanes_;
+};
 
 // The types that CUDA's shuffles are overloaded for.
 template <class T>
@@ -73,7 +118,7 @@ T shuffle_xor(Site site, unsigned mask, T value, int lane_mask) {
 
 inline void sync_warp(Site site, unsigned mask = 0xffffffffu) {
   require_full_mask("__syncwarp", mask);
-  wait(Stop{Status::at_collective, "__syncwarp", site, 0});
+  wait(Stop{Status::at_collective, "__syncwarp", site, 0, nullptr});
 }
 
 }  // namespace emu

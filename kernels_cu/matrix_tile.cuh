@@ -1,0 +1,123 @@
+// Tiles of 16-bit elements in shared memory, laid out for ldmatrix, and their copies from strided global
+// memory with zeros outside the array.
+#pragma once
+
+#include "ptx/async_copy.cuh"
+#include "ptx/opaque.cuh"
+#include "ptx/pack.cuh"
+#include "ptx/shared.cuh"
+#include "tile.cuh"
+#include "types.cuh"
+
+// Rows of kColumns elements in pieces of 16 bytes. A piece's place in its row is its number xor the low
+// bits of the row, so that the eight rows of an 8 x 8 matrix lie in eight different groups of banks.
+template <int kRows_, int kColumns_>
+struct MatrixTile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kPieces = kColumns / 8;
+  static constexpr int kPitch = kColumns * 2;
+  static constexpr int kBytes = kRows * kPitch;
+  static_assert(kColumns % 32 == 0 && kRows % 8 == 0, "rows of a multiple of 64 bytes");
+
+  unsigned base;
+
+  // What the pieces of a row are permuted by: eight rows of 64 bytes, modulo 128, take two places, which
+  // two bits of the row tell apart; longer ones take one, and need three.
+  static __device__ __forceinline__ int turn(int row) {
+    return kColumns % 64 == 0 ? row & 7 : row >> 1 & 3;
+  }
+
+  __device__ __forceinline__ unsigned at(int row, int piece) const {
+    return base + row * kPitch + (piece ^ turn(row)) * 16;
+  }
+
+  // From the address of (row, 0) or (row, 1) to that of 16 `steps` columns and `rows`, a multiple of 8,
+  // further: one xor with a constant, and a constant that fits into an instruction.
+  static __device__ __forceinline__ unsigned further(unsigned address, int steps, int rows) {
+    constexpr int kTurned = kColumns % 64 == 0 ? 4 : 2;  // steps whose pieces change places
+    return (address ^ (steps % kTurned * 32)) + steps / kTurned * kTurned * 32 + rows * kPitch;
+  }
+};
+
+constexpr int greatest_common_divisor(int a, int b) {
+  return b == 0 ? a : greatest_common_divisor(b, a % b);
+}
+
+// The copy of one tile by kThreads threads. With kUnit 16 or 4 a row's units of so many bytes are aligned
+// in global memory and travel by cp.async; with kUnit 2 elements go one by one, for any strides.
+template <class T, class Tile, int kThreads, int kUnit>
+struct TileCopy {
+  static constexpr int kAcross = greatest_common_divisor(Tile::kPieces, kThreads);
+  static constexpr int kDown = kThreads / kAcross;
+  static constexpr int kPieceSteps = Tile::kPieces / kAcross;
+  static constexpr int kRowSteps = (Tile::kRows + kDown - 1) / kDown;
+  static constexpr bool kEven = Tile::kRows % kDown == 0;
+
+  // Copies rows from `row` on; beyond `rows` rows and `columns` columns the tile becomes 0 and nothing
+  // is read.
+  static __device__ __forceinline__ void run(const Tile& tile, const Matrix<T>& matrix,
+                                             long long row, int rows, int columns) {
+    // Opaque, or what follows from the thread's place lives in registers through the whole kernel.
+    const int thread = opaque(static_cast<int>(threadIdx.x));
+    const int first_row = thread / kAcross;
+    const int first_piece = thread % kAcross;
+    const long long step = opaque(kDown * matrix.row_stride);
+#pragma unroll
+    for (int c = 0; c < kPieceSteps; ++c) {
+      const int piece = first_piece + c * kAcross;
+      const int count = minimum(maximum(columns - piece * 8, 0), 8);
+      const T* source = matrix.data + (row + first_row) * matrix.row_stride +
+                        piece * 8 * matrix.column_stride;
+      // Further unrolled, the addresses of all copies take registers that the products need.
+#pragma unroll kUnit == 16 ? 2 : 1
+      for (int r = 0; r < kRowSteps; ++r) {
+        const int tile_row = first_row + r * kDown;
+        if (kEven || tile_row < Tile::kRows) {
+          copy_piece(tile.at(tile_row, piece), source, matrix.column_stride,
+                     tile_row < rows ? count : 0);
+        }
+        source += step;
+      }
+    }
+  }
+
+  // Multiplies the pieces that this thread copied by a power of two, or 0, or changes their sign.
+  static __device__ __forceinline__ void scale(const Tile& tile, float factor) {
+    const int thread = opaque(static_cast<int>(threadIdx.x));
+#pragma unroll 1
+    for (int i = 0; i < kPieceSteps * kRowSteps; ++i) {
+      const int row = thread / kAcross + i / kPieceSteps * kDown;
+      if (!kEven && row >= Tile::kRows) break;
+      const unsigned address = tile.at(row, thread % kAcross + i % kPieceSteps * kAcross);
+      Words4 words = load_shared(address);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const float low = to_float(T{static_cast<unsigned short>(words.word[w] & 0xffffu)});
+        const float high = to_float(T{static_cast<unsigned short>(words.word[w] >> 16)});
+        words.word[w] = pack_pair<T>(low * factor, high * factor);
+      }
+      store_shared(address, words);
+    }
+  }
+
+ private:
+  // Copies the first `count` of a piece's 8 elements and zeros.
+  static __device__ __forceinline__ void copy_piece(unsigned target, const T* source,
+                                                    long long stride, int count) {
+    if (kUnit == 16) {
+      copy_async<16>(target, source, 2 * count);
+    } else if (kUnit == 4) {
+#pragma unroll
+      for (int u = 0; u < 4; ++u) {
+        copy_async<4>(target + 4 * u, source + 2 * u, 2 * minimum(maximum(count - 2 * u, 0), 2));
+      }
+    } else {
+#pragma unroll 4
+      for (int e = 0; e < 8; ++e) {
+        store_shared(target + 2 * e,
+                     e < count ? load_global(source + e * stride).bits : static_cast<unsigned short>(0));
+      }
+    }
+  }
+};

@@ -1,0 +1,102 @@
+// cp.async: copies that a thread starts and waits for later, in groups.
+//
+// Hardware lands a copy at any moment between its issue and the end of the wait for its group. The two
+// extremes show different errors: landing late, data that nobody waited for is missing; landing early,
+// a copy destroys what other threads still read.
+#pragma once
+
+#include "memory.hpp"
+#include "thread.hpp"
+
+namespace emu {
+
+struct AsyncCopy {
+  unsigned offset;  // in shared memory
+  unsigned bytes;
+  unsigned size;  // bytes written: those copied, then zeros
+  const void* source;
+  unsigned long long group;
+
+  void land() const {
+    unsigned char* destination = shared.data() + offset;
+    if (bytes > 0) memcpy(destination, source, bytes);
+    memset(destination + bytes, 0, size - bytes);
+  }
+};
+
+// What one thread has started and not waited for, oldest first.
+class AsyncCopies {
+ public:
+  void clear() { first_ = end_ = groups_ = 0; }
+
+  unsigned pending() const { return end_ - first_; }
+
+  bool full() const { return pending() == kCapacity; }
+
+  void start(unsigned offset, const void* source, unsigned bytes, unsigned size) {
+    AsyncCopy& copy = copies_[end_++ % kCapacity];
+    copy = AsyncCopy{offset, bytes, size, source, groups_};
+    if (state.copies_land_early)
+      copy.land();
+    else
+      memset(shared.data() + offset, 0xFF, size);
+  }
+
+  void commit() { ++groups_; }
+
+  // Copies after the last commit belong to no group yet: no wait covers them.
+  void wait(unsigned pending_groups) {
+    for (; first_ != end_; ++first_) {
+      const AsyncCopy& copy = copies_[first_ % kCapacity];
+      if (copy.group + pending_groups >= groups_) return;
+      if (!state.copies_land_early) copy.land();
+    }
+  }
+
+  static constexpr unsigned kCapacity = 1024;
+
+ private:
+  unsigned first_;
+  unsigned end_;
+  unsigned long long groups_;
+  AsyncCopy copies_[kCapacity];
+};
+
+inline AsyncCopies async_copies[kMaxThreads];
+
+inline AsyncCopies& own_async_copies() { return async_copies[state.current->index]; }
+
+inline void copy_async(unsigned offset, const void* source, int bytes, int size) {
+  check_shared("cp.async", offset, size);
+  if (bytes < 0 || bytes > size) {
+    record_failure("cp.async of %d bytes: allowed are 0 to %d", bytes, size);
+    abandon_thread();
+  }
+  const unsigned count = static_cast<unsigned>(bytes);
+  const unsigned long long start = reinterpret_cast<uintptr_t>(source);
+  const bool misaligned = start % size != 0;
+  if (count > 0 && (misaligned || !regions.allows(start, count, false)))
+    fail_access("cp.async", start, count, misaligned ? size : 0);
+  if (own_async_copies().full()) {
+    record_failure("more than %u cp.async of one thread are pending", AsyncCopies::kCapacity);
+    abandon_thread();
+  }
+  own_async_copies().start(offset, source, count, size);
+}
+
+inline void commit_async() { own_async_copies().commit(); }
+
+inline void wait_async(unsigned pending_groups) {
+  count_step();
+  own_async_copies().wait(pending_groups);
+}
+
+// A copy that nobody waits for may land when the block's shared memory is another block's.
+inline void require_no_copy_pending() {
+  const unsigned pending = own_async_copies().pending();
+  if (pending == 0) return;
+  record_failure("cp.async still pending at exit: %u copies without a wait", pending);
+  abandon_thread();
+}
+
+}  // namespace emu

@@ -1,0 +1,116 @@
+"""The sm80 kernel on the emulated tensor cores: random problems, schedules, landings, strides."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from emulated_attention import attention, some_schedule
+from probe_tools import assert_same_bits
+from strategies import Case, Coverage, cases, own_draws
+from tolerance import check
+
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
+
+SM80 = "sm80"
+EXAMPLES = 40
+LENGTHS = (None, None, "both")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_random_problems_are_within_their_bounds(
+    dtype: str, record_property: Callable[[str, object], None]
+) -> None:
+    coverage = Coverage()
+    worst = 0.0
+
+    @own_draws(f"{SM80} {dtype}")
+    @settings(max_examples=EXAMPLES)
+    @given(
+        cases(
+            dtype,
+            rows=150,
+            dims=(32, 64, 128),
+            lengths=LENGTHS,
+            length_dtypes=("int32",),
+            mixed=False,
+        )
+    )
+    def one(case: Case) -> None:
+        nonlocal worst
+        coverage.add(case)
+        arrays = case.build()
+        result = attention(arrays, SM80, schedule=some_schedule(case.seed))
+        worst = max(worst, check(arrays, result.out, result.lse, SM80))
+
+    one()
+    record_property("drawn", coverage.report(f"worst error / bound: {worst:.3f}"))
+
+
+PLAIN = Case((2,), 3, 1, 150, 170, 32, 32, ("float16",) * 3, causal=True, lengths="both")
+
+
+def test_schedules_landings_and_grids_give_the_same_bits() -> None:
+    arrays = PLAIN.build()
+    want = attention(arrays, SM80)
+    check(arrays, want.out, want.lse, SM80)
+    for schedule, grid in itertools.product((0, 1, 2, 3, 4), (None, 1, 5)):
+        got = attention(arrays, SM80, schedule=schedule, grid=grid)
+        what = f"schedule {schedule}, {grid} blocks"
+        assert_same_bits((got.out, got.lse), (want.out, want.lse), what)
+
+
+@pytest.mark.parametrize(("d", "p"), [(32, 200), (200, 32), (96, 192), (256, 96), (7, 0), (0, 9)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_pair_of_head_dims(dtype: str, d: int, p: int) -> None:
+    arrays = replace(PLAIN, m=40, n=70, d=d, p=p, dtypes=(dtype,) * 3, lengths=None).build()
+    result = attention(arrays, SM80, schedule=3)
+    check(arrays, result.out, result.lse, SM80)
+
+
+@pytest.mark.parametrize(
+    ("layout", "d", "unit"),
+    [("contiguous", 40, 16), ("contiguous", 38, 4), ("contiguous", 37, 2), ("transposed", 40, 2)],
+)
+def test_rows_are_copied_in_the_largest_aligned_units(layout: str, d: int, unit: int) -> None:
+    case = replace(PLAIN, d=d, p=d, layouts=(layout,) * 3, lengths=None)
+    arrays = case.build()
+    result = attention(arrays, SM80, schedule=4)
+    # A buffer of NumPy's begins at a multiple of 16 bytes.
+    assert result.variant.unit == unit
+    check(arrays, result.out, result.lse, SM80)
+
+
+@pytest.mark.parametrize("scale", [-0.4, 0.0, 2.0**-99, 2.0**40])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scales(dtype: str, scale: float) -> None:
+    arrays = replace(PLAIN, dtypes=(dtype,) * 3, scale=scale).build()
+    result = attention(arrays, SM80)
+    check(arrays, result.out, result.lse, SM80)
+
+
+def test_a_mean_of_the_largest_number_stays_finite() -> None:
+    arrays = PLAIN.build()
+    arrays.v.numpy()[...] = np.finfo(np.float16).max
+    result = attention(arrays, SM80)
+    seen: Any = result.lse > -np.inf
+    assert (result.out[seen] == np.finfo(np.float16).max).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"dtypes": ("float32",) * 3}, "computes float16 and bfloat16"),
+        ({"scale": 2.0**101}, "scale"),
+        ({"d": 257}, "d is 257, above 256"),
+    ],
+)
+def test_what_it_cannot_compute_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        attention(replace(PLAIN, **options).build(), SM80)
