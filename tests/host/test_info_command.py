@@ -89,9 +89,10 @@ def test_a_failing_probe_says_why_and_stops_nothing(probe, monkeypatch, capsys):
 
 @needs_cupy
 def test_the_loaded_nvrtc_is_found():
-    path = Path(machine.nvrtc_path())
-    assert path.is_file()
-    assert path.name.startswith("libnvrtc.")
+    # The compile tests may have loaded a second one into this process.
+    for path in map(Path, machine.nvrtc_path().split(", ")):
+        assert path.is_file()
+        assert path.name.startswith("libnvrtc.")
 
 
 def test_info_shows_every_gpu_and_what_it_runs(monkeypatch):
