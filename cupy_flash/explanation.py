@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupy_flash import device as devices
+from cupy_flash.accuracy import ROUNDS_P
 from cupy_flash.arrays import ArrayInfo, describe, planned, to_dtype
 from cupy_flash.options import check_options
 from cupy_flash.problem import Problem, make_problem
@@ -109,7 +110,7 @@ def explain(q: Any, k: Any, v: Any, /, *, arch: int | None = None, **options: An
             variant=None,
             reasons=("NumPy arrays take the blocked NumPy path",),
             workspace=0,
-            accuracy=_accuracy(problem),
+            accuracy=_accuracy(problem, "blocked"),
             notes=(),
             problem=problem,
         )
@@ -119,7 +120,7 @@ def explain(q: Any, k: Any, v: Any, /, *, arch: int | None = None, **options: An
         variant=choice.variant,
         reasons=choice.reasons,
         workspace=0,
-        accuracy=_accuracy(problem),
+        accuracy=_accuracy(problem, choice.variant.family),
         notes=_notes(choice.variant),
         problem=problem,
     )
@@ -172,8 +173,10 @@ def _notes(variant: Variant) -> tuple[str, ...]:
     )
 
 
-def _accuracy(problem: Problem) -> str:
+def _accuracy(problem: Problem, family: str) -> str:
     text = f"products and sums in {problem.accumulate}, results rounded once to {problem.dtype}"
+    if family in ROUNDS_P:
+        text += f", and P to {problem.dtype} before P v"
     if problem.precision == "tf32":
         text += "; precision='tf32' permits less, but no kernel of this version uses it"
     return text

@@ -16,14 +16,15 @@ ON_REQUEST = ("sm80",)
 WARP = 32
 # Shared memory that a kernel has without opting in, on every GPU.
 DEFAULT_SHARED_MEMORY = 49_152
-# What sm_75 gives a block after opting in, and every newer GPU at least.
-SIMT_SHARED_MEMORY = 65_536
-# What sm_86, sm_89 and sm_120 give a block after opting in, and sm_80, sm_90 and sm_100 at least.
-SM80_SHARED_MEMORY = 101_376
+# What a block of a family may need: what every GPU from sm_75 on gives it after opting in, and
+# every GPU from sm_80 on.
+SHARED_MEMORY = {"simt": 65_536, "sm80": 101_376}
 # What a block of sm80 keeps in shared memory beside its tiles.
 SM80_WORK_BYTES = 128
 # Largest and smallest magnitude of a scale that sm80 splits between q in 16 bits and a float32.
 SM80_SCALES = (2.0**-100, 2.0**100)
+# sm80 counts keys in 32 bits.
+SM80_KEYS = 2**30
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,6 @@ class Tile:
         Columns of K, and rows of V, that lie in shared memory at a time (simt).
     slots : int
         Tiles of K and V that shared memory holds at a time (sm80).
-    hold_q : bool
-        Whether the fragments of Q stay in registers (sm80).
     blocks : int
         Blocks that a multiprocessor should hold at a time; bounds the registers of a thread.
     """
@@ -54,7 +53,6 @@ class Tile:
     chunk_n: int = 0
     blocks: int = 1
     slots: int = 0
-    hold_q: bool = False
 
     @property
     def threads(self) -> int:
@@ -128,7 +126,7 @@ class Variant:
 # One warp a row, four rows a block; lane j has key j of a tile.
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 
-# (accumulation type, head-dim bucket that both d and p fit) -> tile. At most SIMT_SHARED_MEMORY.
+# (accumulation type, head-dim bucket that both d and p fit) -> tile.
 # benchmarks/time_tiles.py measures them against others.
 SIMT_TILES = {
     ("float32", 32): Tile(64, 64, 8, 16, 32, 32, 3),
@@ -141,7 +139,8 @@ SIMT_TILES = {
     ("float64", 256): Tile(16, 64, 8, 16, 16, 8, 2),
 }
 
-# Head-dim bucket that both d and p fit -> tile, at most SM80_SHARED_MEMORY.
+# Head-dim bucket that both d and p fit -> tile. Larger ones are faster (docs/kernels.md), but make
+# some architecture, option or alignment spill.
 SM80_TILES = {
     32: Tile(128, 64, 4, WARP, blocks=2, slots=3),
     64: Tile(128, 64, 4, WARP, blocks=2, slots=3),
@@ -202,10 +201,12 @@ def _obstacles(family: str, problem: Problem, device: Device) -> tuple[str, ...]
         smallest, largest = SM80_SCALES
         if problem.scale and not smallest <= abs(problem.scale) <= largest:
             against.append(f"scale is {problem.scale}, outside +-[2**-100, 2**100]")
-    elif device.shared_memory < SIMT_SHARED_MEMORY:
+        if problem.n > SM80_KEYS:
+            against.append(f"n is {problem.n}, above 2**30")
+    if device.shared_memory < SHARED_MEMORY[family]:
         against.append(
             f"a block of {device.name} has {device.shared_memory:,} bytes of shared memory, below "
-            f"{SIMT_SHARED_MEMORY:,}"
+            f"{SHARED_MEMORY[family]:,}"
         )
     widest = HEAD_DIM_BUCKETS[family][-1]
     if problem.d > widest:
@@ -220,28 +221,17 @@ def _bucket(family: str, size: int) -> int:
 
 
 def _variant(family: str, problem: Problem, device: Device) -> Variant:
-    if family == "naive":
-        return _plain_variant(family, problem, device, 0, 0, NAIVE_TILE)
-    head_dim, head_dim_v = _bucket(family, problem.d), _bucket(family, problem.p)
+    head_dim = head_dim_v = unit = 0
+    tile = NAIVE_TILE
+    if family != "naive":
+        head_dim, head_dim_v = _bucket(family, problem.d), _bucket(family, problem.p)
     widest = max(head_dim, head_dim_v)
     if family == "simt":
         tile = SIMT_TILES[problem.accumulate, widest]
         tile = replace(tile, chunk_d=min(tile.chunk_d, head_dim))
-        return _plain_variant(family, problem, device, head_dim, head_dim_v, tile)
-    unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
-    tile = SM80_TILES[widest]
-    return _plain_variant(family, problem, device, head_dim, head_dim_v, tile, unit)
-
-
-def _plain_variant(
-    family: str,
-    problem: Problem,
-    device: Device,
-    head_dim: int,
-    head_dim_v: int,
-    tile: Tile,
-    unit: int = 0,
-) -> Variant:
+    elif family == "sm80":
+        tile = SM80_TILES[widest]
+        unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
     return _intern(
         Variant(
             family=family,

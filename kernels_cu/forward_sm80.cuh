@@ -1,9 +1,9 @@
 // Attention of 16-bit elements on the tensor cores (mma.sync), d and p to 256, Ampere and newer.
 //
 // A block of kWarps warps computes kBlockM rows, each warp 16 or 32 of them through all keys. Q stays in
-// shared memory, or in registers (kHoldQ). K and V tiles pass through a ring of kSlots slots of shared
-// memory, each copied kSlots - 1 uses ahead by cp.async. P never leaves the
-// registers: the accumulators of S = Q K^T are, rounded to 16 bits, the left factor of P V.
+// shared memory. K and V tiles pass through a ring of kSlots slots of shared memory, each copied
+// kSlots - 1 uses ahead by cp.async. P never leaves the registers: the accumulators of S = Q K^T are,
+// rounded to 16 bits, the left factor of P V.
 #pragma once
 
 #include "fragments.cuh"
@@ -135,58 +135,26 @@ struct KeyValueRing {
   }
 };
 
-// The fragments of Q, read again for every tile of keys or held in registers.
-template <class Block, bool kHold>
+// The fragments of Q, read again for every tile of keys: held in registers they left too few.
+template <class Block>
 struct QFragments {
   unsigned address;
 
-  __device__ __forceinline__ void fill(const Block&) {}
-
-  // Before each product.
-  __device__ __forceinline__ void begin(const Block& block) {
-    address = left_address(block.Q(), block.warp_row(), block.lane());
-  }
+  __device__ __forceinline__ explicit QFragments(const Block& block)
+      : address(block.Q().at(block.warp_row() + block.lane() % 16, block.lane() / 16)) {}
 
   __device__ __forceinline__ void operator()(int tile, int step, unsigned (&a)[4]) const {
     load_matrix(Block::QTile::further(address, step, 16 * tile), a);
   }
 };
 
+// Waits for Q and brings its factor into it. Other threads see it after the first tile's barrier.
 template <class Block>
-struct QFragments<Block, true> {
-  static constexpr int kSteps = Block::QTile::kColumns / 16;
-  unsigned held[Block::kTiles][kSteps][4];
-
-  __device__ __forceinline__ void fill(const Block& block) {
-    QFragments<Block, false> shared;
-    shared.begin(block);
-#pragma unroll
-    for (int t = 0; t < Block::kTiles; ++t) {
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) shared(t, s, held[t][s]);
-    }
-  }
-
-  __device__ __forceinline__ void begin(const Block&) {}
-
-  __device__ __forceinline__ void operator()(int tile, int step, unsigned (&a)[4]) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = held[tile][step][i];
-  }
-};
-
-// Waits for Q, brings its factor into it, and fills the registers with it if they hold it.
-template <class Config, class Block, class Fragments>
-__device__ __forceinline__ void prepare_q(const Params& params, const Block& block,
-                                          Fragments& Q) {
-  const float scale = static_cast<float>(params.scale_q);
-  if (!Config::kHoldQ && scale == 1.0f) return;
+__device__ __forceinline__ void scale_q(const Params& params, const Block& block) {
+  const float factor = static_cast<float>(params.scale_q);
+  if (factor == 1.0f) return;
   wait_async<Block::kSlots - 2>();
-  if (scale != 1.0f) Block::CopyQ::scale(block.Q(), scale);
-  if (Config::kHoldQ) {
-    __syncthreads();
-    Q.fill(block);
-  }
+  Block::CopyQ::scale(block.Q(), factor);
 }
 
 // Gives the elements that a warp may not see the score -inf.
@@ -271,8 +239,7 @@ __device__ __forceinline__ void forward_sm80(const Params& params) {
     __syncthreads();
     KeyValueRing<Config, Block> ring = {params, block};
     ring.start();
-    QFragments<Block, Config::kHoldQ> Q;
-    prepare_q<Config>(params, block, Q);
+    scale_q(params, block);
     typename Block::Softmax softmax(params);
     typename Block::Output O;
     O.clear();
@@ -284,8 +251,7 @@ __device__ __forceinline__ void forward_sm80(const Params& params) {
       const KTile K = {ring.template use<false>(key)};
       if (!idle) {
         S.clear();
-        Q.begin(block);
-        product_qk<T>(Q, K, block.lane(), S);
+        product_qk<T>(QFragments<Block>(block), K, block.lane(), S);
       }
       const VTile V = {ring.template use<true>(key)};
       if (idle) continue;

@@ -38,12 +38,6 @@ struct Accumulators {
   }
 };
 
-// A lane's address for the fragments of the left factor's 16 rows from `row` on.
-template <class Tile>
-__device__ __forceinline__ unsigned left_address(const Tile& tile, int row, int lane) {
-  return tile.at(row + lane % 16, lane / 16);
-}
-
 // S += Q K^T. `left(tile, step, a)` supplies the fragments of Q.
 template <class T, int kTiles, class KTile, class Left>
 __device__ __forceinline__ void product_qk(const Left& left, const KTile& K, int lane,

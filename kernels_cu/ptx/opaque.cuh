@@ -5,17 +5,11 @@
 #ifdef CUPY_FLASH_EMULATE
 
 __device__ __forceinline__ int opaque(int value) { return value; }
-__device__ __forceinline__ unsigned opaque(unsigned value) { return value; }
 __device__ __forceinline__ long long opaque(long long value) { return value; }
 
 #else
 
 __device__ __forceinline__ int opaque(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
-__device__ __forceinline__ unsigned opaque(unsigned value) {
   asm volatile("" : "+r"(value));
   return value;
 }

@@ -10,7 +10,7 @@ import pytest
 
 from cover import cover
 from cupy_flash.device import assumed, nvrtc_version
-from cupy_flash.select import SIMT_SHARED_MEMORY, SIMT_TILES, Variant
+from cupy_flash.select import SHARED_MEMORY, SIMT_TILES, SM80_TILES, Variant
 from nvrtc import PINS, compilers, versions
 from renew_budget import BUDGET, budget, differences, text
 from variants import FAMILIES, compile_report, name, rows, variants
@@ -72,6 +72,8 @@ def test_every_tile_of_the_table_is_compiled() -> None:
     simt = [variant for variant in VARIANTS if variant.family == "simt"]
     compiled = {(v.accumulate, max(v.head_dim, v.head_dim_v)) for v in simt}
     assert set(SIMT_TILES) <= compiled
+    sm80 = {max(v.head_dim, v.head_dim_v) for v in VARIANTS if v.family == "sm80"}
+    assert set(SM80_TILES) == sm80
 
 
 def test_cupy_keeps_the_nvrtc_that_it_has_without_these_tests() -> None:
@@ -87,9 +89,7 @@ def test_cupy_keeps_the_nvrtc_that_it_has_without_these_tests() -> None:
 def test_within_budget(version: str, variant: Variant) -> None:
     report = compile_report(variant, compilers()[version])
     tile = variant.tile
-    most_shared = (
-        SIMT_SHARED_MEMORY if variant.family == "simt" else assumed(variant.arch).shared_memory
-    )
+    most_shared = SHARED_MEMORY.get(variant.family, assumed(variant.arch).shared_memory)
     assert "warning" not in report.log.lower(), report.log
     assert report.stack == 0, f"stack frame of {report.stack} bytes"
     assert report.spills == 0, f"{report.spills} bytes spilled"

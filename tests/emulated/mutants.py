@@ -294,7 +294,7 @@ MUTANTS = {
     ),
     "sm80: Q isn't scaled": sm80(
         FORWARD_SM80,
-        "if (scale != 1.0f) Block::CopyQ::scale(block.Q(), scale);",
+        "Block::CopyQ::scale(block.Q(), factor);",
         "",
         ["float16, negative scale"],
     ),

@@ -1,56 +1,22 @@
-"""The sm80 kernel on the emulated tensor cores: random problems, schedules, landings, strides."""
+"""The sm80 kernel on the emulated tensor cores: schedules, landings, head dims, strides, scales."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
-from emulated_attention import attention, some_schedule
+from emulated_attention import attention
 from probe_tools import assert_same_bits
-from strategies import Case, Coverage, cases, own_draws
+from strategies import Case
 from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
 SM80 = "sm80"
-EXAMPLES = 40
-LENGTHS = (None, None, "both")
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_random_problems_are_within_their_bounds(
-    dtype: str, record_property: Callable[[str, object], None]
-) -> None:
-    coverage = Coverage()
-    worst = 0.0
-
-    @own_draws(f"{SM80} {dtype}")
-    @settings(max_examples=EXAMPLES)
-    @given(
-        cases(
-            dtype,
-            rows=150,
-            dims=(32, 64, 128),
-            lengths=LENGTHS,
-            length_dtypes=("int32",),
-            mixed=False,
-        )
-    )
-    def one(case: Case) -> None:
-        nonlocal worst
-        coverage.add(case)
-        arrays = case.build()
-        result = attention(arrays, SM80, schedule=some_schedule(case.seed))
-        worst = max(worst, check(arrays, result.out, result.lse, SM80))
-
-    one()
-    record_property("drawn", coverage.report(f"worst error / bound: {worst:.3f}"))
 
 
 PLAIN = Case((2,), 3, 1, 150, 170, 32, 32, ("float16",) * 3, causal=True, lengths="both")

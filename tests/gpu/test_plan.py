@@ -49,7 +49,10 @@ def planned(monkeypatch: Any) -> list[Any]:
 def test_a_warm_call_gives_the_bits_of_a_cold_one(dtype: str, planned: list[Any]) -> None:
     @own_draws(dtype)
     @settings(max_examples=50)
-    @given(cases(dtype, dims=(64, 300), batch_axes=6))
+    # Few kinds of options: each is a kernel to compile.
+    @given(
+        cases(dtype, dims=(64, 300), lengths=(None, "both"), length_dtypes=("int32",), mixed=False)
+    )
     def one(case: Case) -> None:
         plan.forget()
         planned.clear()

@@ -247,3 +247,17 @@ def test_check_demands_shapes_dtypes_and_exact_empty_rows():
     for bad in wrong:
         with pytest.raises(AssertionError):
             check(arrays, *bad)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_only_kernels_that_round_p_may_be_off_by_it(dtype):
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((9, 8)).astype(DTYPES[dtype]) for _ in range(3))
+    exact = reference.attention(q, k, v)
+    strict, simt, sm80 = (
+        accuracy.out_bound(exact, dtype, q, k, v, 0.35, family) for family in (None, "simt", "sm80")
+    )
+    assert (strict == simt).all()
+    more = sm80 - strict
+    assert (more >= accuracy.ROUNDING[dtype] * exact.probabilities_abs_v * 0.999).all()
+    assert (more <= 1.01 * accuracy.ROUNDING[dtype] * exact.probabilities_abs_v).all()

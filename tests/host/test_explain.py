@@ -168,3 +168,9 @@ def test_pairs_are_checked_like_arrays(bad):
 def test_its_docstring_runs():
     assert doctest.testmod(explanation).attempted >= 3
     assert doctest.testmod(explanation).failed == 0
+
+
+def test_the_rounding_of_p_is_told():
+    x = ((4, 64, 64), "float16")
+    assert "P to float16" in explain(x, x, x, kernel="sm80", arch=90).accuracy
+    assert "P to" not in explain(x, x, x, kernel="simt", arch=90).accuracy

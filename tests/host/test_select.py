@@ -15,6 +15,7 @@ from cupy_flash.problem import make_problem
 from cupy_flash.select import (
     DEFAULT_SHARED_MEMORY,
     HEAD_DIM_BUCKETS,
+    SHARED_MEMORY,
     SIMT_TILES,
     WARP,
     choose,
@@ -57,6 +58,31 @@ def test_every_variant_fits_the_gpu(arch):
             assert problem.d <= variant.head_dim
             assert problem.p <= variant.head_dim_v
     assert count == len(DTYPES) * len(EDGES) ** 2 * len(FAMILIES)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch >= 80])
+def test_every_sm80_variant_fits_the_gpu(arch):
+    device = assumed(arch)
+    for d, p in itertools.product(EDGES, EDGES):
+        problem = problem_of(d, p, ("float16",) * 3, kernel="sm80")
+        variant = choose(problem, device).variant
+        assert variant.shared_memory <= SHARED_MEMORY["sm80"] <= device.shared_memory
+        assert d <= variant.head_dim
+        assert p <= variant.head_dim_v
+
+
+@pytest.mark.parametrize(("d", "unit"), [(64, 16), (66, 4), (67, 2)])
+def test_sm80_copies_the_largest_units_that_every_row_is_aligned_to(d, unit):
+    assert (
+        choose(problem_of(d, 64, ("float16",) * 3, kernel="sm80"), assumed(90)).variant.unit == unit
+    )
+
+
+def test_sm80_refuses_more_keys_than_it_counts():
+    infos = (planned(s, np.dtype(np.float16)) for s in ((1, 8), (2**30 + 1, 8), (2**30 + 1, 8)))
+    problem = make_problem(*infos, check_options(kernel="sm80"))
+    with pytest.raises(ValueError, match="n is 1073741825, above 2\\*\\*30"):
+        choose(problem, assumed(90))
 
 
 def test_the_largest_tiles_must_opt_in_to_shared_memory():
@@ -115,7 +141,7 @@ def test_a_forced_kernel_is_taken(kernel):
         ("simt", 300, 64, ("d is 300, above 256", "Able are 'naive';")),
         ("simt", 64, 257, ("p is 257, above 256", "kernel=None takes the fastest")),
         ("simt", 512, 300, ("d is 512", "p is 300")),
-        ("sm80", 64, 64, ("float16 and bfloat16, not float32", "Able are 'simt', 'naive';")),
+        ("sm80", 64, 300, ("float16 and bfloat16, not float32", "p is 300", "Able are 'naive';")),
         ("sm90", 64, 64, ("doesn't have it yet", "Able are 'simt', 'naive';")),
         ("sm90", 999, 64, ("Able are 'naive';",)),
     ],
