@@ -177,7 +177,7 @@ def choose(problem: Problem, device: Device) -> Choice:
     reasons = []
     for family, against in obstacles.items():
         if family in ON_REQUEST and not against:
-            reasons.append(f"{family}: only by kernel={family!r} until its tests have run on GPUs")
+            reasons.append(f"{family}: only by kernel={family!r} until its probes have run on GPUs")
             continue
         if not against:
             reasons.append(f"{family}: the fastest family that can")

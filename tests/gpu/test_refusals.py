@@ -110,7 +110,7 @@ REFUSALS: dict[str, Refusal] = {
         ValueError,
         "multiple",
     ),
-    "sm80": (lambda: {"kernel": "sm80"}, ValueError, "doesn't have it yet.*Able are"),
+    "sm80": (lambda: {"kernel": "sm80"}, ValueError, "float16 and bfloat16, not float32.*Able are"),
     "sm90": (lambda: {"kernel": "sm90"}, ValueError, "doesn't have it yet.*Able are"),
     "an unknown kernel": (lambda: {"kernel": "fast"}, ValueError, "'naive', 'simt'"),
 }
