@@ -16,8 +16,8 @@ class Operand:
     """Where the elements of one array lie, in the problem's axes (batch..., head, row, column).
 
     Strides count elements; 0 marks an axis that broadcasts. For q_lengths and k_lengths only
-    `batch` is used, for lse no `column`. `unit`: every row can be copied in aligned units of so
-    many bytes, 16 or 4, or must be copied by element, 2 (for 16-bit elements of q, k and v).
+    `batch` is used, for lse no `column`. `unit`: every row consists of aligned units of so many
+    bytes, 16 or 4, or must be copied by element, 2 (for 16-bit elements of q, k and v).
     """
 
     dtype: str
@@ -60,7 +60,7 @@ class LeadingAxes:
 def _unit(info: ArrayInfo, steps: list[int]) -> int:
     if steps[-1] != 1 and info.shape[-1] > 1:
         return 2
-    places = (info.pointer, *(step * info.dtype.itemsize for step in steps[:-1]))
+    places = (info.pointer, *(x * info.dtype.itemsize for x in (info.shape[-1], *steps[:-1])))
     return next((unit for unit in (16, 4) if all(place % unit == 0 for place in places)), 2)
 
 

@@ -11,8 +11,6 @@ from cupy_flash.problem import Problem
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 # Head dims that kernels are compiled for; d and p are rounded up to one of them.
 HEAD_DIM_BUCKETS = {"simt": (32, 64, 128, 256), "sm80": (32, 64, 96, 128, 192, 256)}
-# Families that a call gets only by name.
-ON_REQUEST = ("sm80",)
 WARP = 32
 # Shared memory that a kernel has without opting in, on every GPU.
 DEFAULT_SHARED_MEMORY = 49_152
@@ -39,8 +37,6 @@ class Tile:
         Threads across rows and across keys or columns.
     chunk_d, chunk_n : int
         Columns of K, and rows of V, that lie in shared memory at a time (simt).
-    slots : int
-        Tiles of K and V that shared memory holds at a time (sm80).
     blocks : int
         Blocks that a multiprocessor should hold at a time; bounds the registers of a thread.
     """
@@ -52,7 +48,6 @@ class Tile:
     chunk_d: int = 0
     chunk_n: int = 0
     blocks: int = 1
-    slots: int = 0
 
     @property
     def threads(self) -> int:
@@ -96,9 +91,8 @@ class Variant:
             return 0
         tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
         if self.family == "sm80":
-            slot = tile.block_n * max(self.head_dim, self.head_dim_v)
-            tiles = (tile.block_m * self.head_dim + tile.slots * slot) * ITEMSIZE[self.q]
-            return tiles + SM80_WORK_BYTES
+            rows = (tile.block_m + tile.block_n) * self.head_dim + tile.block_n * self.head_dim_v
+            return rows * ITEMSIZE[self.q] + SM80_WORK_BYTES
         pad = 16 // itemsize
         stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (self.head_dim_v + pad))
         q = tile.block_m * (self.head_dim + pad)
@@ -139,15 +133,14 @@ SIMT_TILES = {
     ("float64", 256): Tile(16, 64, 8, 16, 16, 8, 2),
 }
 
-# Head-dim bucket that both d and p fit -> tile. Larger ones are faster (docs/kernels.md), but make
-# some architecture, option or alignment spill.
+# Head-dim bucket that both d and p fit -> tile; docs/kernels.md has the measurements.
 SM80_TILES = {
-    32: Tile(128, 64, 4, WARP, blocks=2, slots=3),
-    64: Tile(128, 64, 4, WARP, blocks=2, slots=3),
-    96: Tile(128, 32, 4, WARP, blocks=2, slots=4),
-    128: Tile(128, 32, 4, WARP, blocks=2, slots=4),
-    192: Tile(64, 32, 4, WARP, blocks=2, slots=3),
-    256: Tile(64, 32, 4, WARP, blocks=2, slots=3),
+    32: Tile(128, 128, 4, WARP, blocks=2),
+    64: Tile(128, 128, 4, WARP, blocks=2),
+    96: Tile(128, 64, 4, WARP, blocks=2),
+    128: Tile(128, 64, 4, WARP, blocks=2),
+    192: Tile(64, 64, 4, WARP, blocks=2),
+    256: Tile(64, 64, 4, WARP, blocks=2),
 }
 
 
@@ -176,9 +169,6 @@ def choose(problem: Problem, device: Device) -> Choice:
         return Choice(_variant(problem.kernel, problem, device), (reason,))
     reasons = []
     for family, against in obstacles.items():
-        if family in ON_REQUEST and not against:
-            reasons.append(f"{family}: only by kernel={family!r} until its probes have run on GPUs")
-            continue
         if not against:
             reasons.append(f"{family}: the fastest family that can")
             return Choice(_variant(family, problem, device), tuple(reasons))
@@ -230,8 +220,8 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
         tile = SIMT_TILES[problem.accumulate, widest]
         tile = replace(tile, chunk_d=min(tile.chunk_d, head_dim))
     elif family == "sm80":
-        tile = SM80_TILES[widest]
         unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
+        tile = _sm80_tile(widest, unit, device)
     return _intern(
         Variant(
             family=family,
@@ -250,6 +240,18 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
             unit=unit,
         )
     )
+
+
+def _sm80_tile(widest: int, unit: int, device: Device) -> Tile:
+    """Return the tile of a head-dim bucket, of half the rows where so many registers spill.
+
+    That is where rows don't consist of 16-byte units, and from sm_100 on. No bit depends on it:
+    the order of a row's sums is that of the tiles of keys.
+    """
+    tile = SM80_TILES[widest]
+    if tile.block_m > 64 and (unit < 16 or device.arch >= 100):
+        return replace(tile, block_m=64, blocks=3)
+    return tile
 
 
 @functools.cache

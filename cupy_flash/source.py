@@ -72,7 +72,7 @@ def wrapper(variant: Variant) -> str:
     flags = {"kCausal": variant.causal, "kOffsetFromLengths": variant.offset_from_lengths}
     sizes = {"kBlockM": tile.block_m, "kBlockN": tile.block_n}
     if variant.family == "sm80":
-        sizes |= {"kWarps": tile.threads_m, "kSlots": tile.slots, "kUnit": variant.unit}
+        sizes |= {"kWarps": tile.threads_m, "kUnit": variant.unit}
     elif variant.family == "simt":
         sizes |= {"kThreadsM": tile.threads_m, "kThreadsN": tile.threads_n}
         sizes |= {"kChunkD": tile.chunk_d, "kChunkN": tile.chunk_n}

@@ -1,15 +1,15 @@
 // Attention of 16-bit elements on the tensor cores (mma.sync), d and p to 256, Ampere and newer.
 //
 // A block of kWarps warps computes kBlockM rows, each warp 16 or 32 of them through all keys. Q stays in
-// shared memory. K and V tiles pass through a ring of kSlots slots of shared memory, each copied
-// kSlots - 1 uses ahead by cp.async. P never leaves the registers: the accumulators of S = Q K^T are,
-// rounded to 16 bits, the left factor of P V.
+// shared memory, beside one tile of K and one of V: while one is used, cp.async brings the other. P never
+// leaves the registers: the accumulators of S = Q K^T are, rounded to 16 bits, the left factor of P V.
 #pragma once
 
 #include "fragments.cuh"
 #include "mask.cuh"
 #include "matrix_tile.cuh"
 #include "params.cuh"
+#include "ptx/opaque.cuh"
 #include "schedule.cuh"
 #include "score.cuh"
 #include "softmax.cuh"
@@ -22,7 +22,6 @@ struct Sm80Block {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = Config::kBlockM / kWarps;
   static constexpr int kTiles = kWarpRows / 16;
-  static constexpr int kSlots = Config::kSlots;
 
   using QTile = MatrixTile<Config::kBlockM, Config::kHeadDim>;
   using KTile = MatrixTile<Config::kBlockN, Config::kHeadDim>;
@@ -42,8 +41,9 @@ struct Sm80Block {
     TileMask<Config> sees;  // of the block's rows
   };
 
-  static constexpr int kSlotBytes = KTile::kBytes > VTile::kBytes ? KTile::kBytes : VTile::kBytes;
-  static constexpr int kWorkOffset = QTile::kBytes + kSlots * kSlotBytes;
+  static constexpr int kKOffset = QTile::kBytes;
+  static constexpr int kVOffset = kKOffset + KTile::kBytes;
+  static constexpr int kWorkOffset = kVOffset + VTile::kBytes;
   static constexpr int kWorkBytes = 128;
   static_assert(kWorkOffset + kWorkBytes == Config::kSharedMemory,
                 "select.py: Variant.shared_memory");
@@ -65,6 +65,8 @@ struct Sm80Block {
   }
 
   __device__ __forceinline__ QTile Q() const { return {shared}; }
+  __device__ __forceinline__ KTile K() const { return {shared + kKOffset}; }
+  __device__ __forceinline__ VTile V() const { return {shared + kVOffset}; }
 };
 
 template <class Config, class Work>
@@ -79,61 +81,32 @@ __device__ __forceinline__ void begin(const Params& params, const Tile& tile, Wo
   work.sees = mask.tile(tile.row_begin, keys);
 }
 
-// K0 V0 K1 V1 ... on their way through the ring: copy i lands in slot i mod kSlots and is used as the
-// i-th. Whoever begins to use one copies the one that is kSlots - 1 ahead, into the slot just left.
-template <class Config, class Block>
-struct KeyValueRing {
-  using T = typename Block::T;
-  static constexpr int kSlots = Block::kSlots;
-  static constexpr int kAhead = kSlots - 1;
-
-  const Params& params;
-  const Block& block;
-  int slot = 0;  // to be used next
-
-  // Waits for the next copy, keeps the others on their way, and returns its slot. `key` is where the
-  // tile in use begins; kIsV whether V of it is used, else K.
-  template <bool kIsV>
-  __device__ __forceinline__ unsigned use(int key) {
-    wait_async<kSlots - 2>();
-    __syncthreads();
-    constexpr int kCopied = kIsV + kAhead;  // counted from K of the tile in use
-    copy<kCopied % 2 == 1>(slot == 0 ? kSlots - 1 : slot - 1, key + kCopied / 2 * Config::kBlockN);
-    const int used = slot;
-    slot = slot + 1 == kSlots ? 0 : slot + 1;
-    return address(used);
+// Start the copies of the keys from `key` on, and of their values; beyond the last key there are none.
+template <class Block>
+__device__ __forceinline__ void copy_k(const Params& params, const Block& block, int key) {
+  const int keys = block.work().sees.keys - key;
+  if (keys > 0) {
+    Block::CopyK::run(block.K(), {block.work().k, params.k.row, params.k.column}, key, keys,
+                      static_cast<int>(params.d));
   }
+  commit_async();
+}
 
-  // Starts the copies that precede the first use; they form one group each.
-  __device__ __forceinline__ void start() const {
-#pragma unroll
-    for (int i = 0; i < kAhead; i += 2) {
-      copy<false>(i, i / 2 * Config::kBlockN);
-      if (i + 1 < kAhead) copy<true>(i + 1, i / 2 * Config::kBlockN);
-    }
+template <class Block>
+__device__ __forceinline__ void copy_v(const Params& params, const Block& block, int key) {
+  const int keys = block.work().sees.keys - key;
+  if (keys > 0) {
+    Block::CopyV::run(block.V(), {block.work().v, params.v.row, params.v.column}, key, keys,
+                      static_cast<int>(params.p));
   }
+  commit_async();
+}
 
- private:
-  __device__ __forceinline__ unsigned address(int slot) const {
-    return block.shared + Block::QTile::kBytes + static_cast<unsigned>(slot) * Block::kSlotBytes;
-  }
-
-  // Beyond the last key nothing is copied, but the group is counted: waits count groups.
-  template <bool kIsV>
-  __device__ __forceinline__ void copy(int slot, int key) const {
-    const int keys = block.work().sees.keys - key;
-    if (keys > 0) {
-      if (kIsV) {
-        Block::CopyV::run({address(slot)}, {block.work().v, params.v.row, params.v.column}, key,
-                          keys, static_cast<int>(params.p));
-      } else {
-        Block::CopyK::run({address(slot)}, {block.work().k, params.k.row, params.k.column}, key,
-                          keys, static_cast<int>(params.d));
-      }
-    }
-    commit_async();
-  }
-};
+// Waits until what was copied last has landed for all threads and what was used last is free.
+__device__ __forceinline__ void wait_for_copy() {
+  wait_async<0>();
+  __syncthreads();
+}
 
 // The fragments of Q, read again for every tile of keys: held in registers they left too few.
 template <class Block>
@@ -153,7 +126,7 @@ template <class Block>
 __device__ __forceinline__ void scale_q(const Params& params, const Block& block) {
   const float factor = static_cast<float>(params.scale_q);
   if (factor == 1.0f) return;
-  wait_async<Block::kSlots - 2>();
+  wait_async<0>();
   Block::CopyQ::scale(block.Q(), factor);
 }
 
@@ -197,7 +170,9 @@ __device__ __forceinline__ void store_rows(const Params& params, const Block& bl
   float* lse = entry_of<float>(params.lse, tile, tile.head);
   const int lane = block.lane();
   const int first_column = Output::column_of(lane, 0);
-  const int columns = static_cast<int>(params.p) - first_column;
+  // Opaque, or the difference takes a register through the whole kernel: 24 bytes of spills at d = 128 on
+  // sm_80. On sm_90, where p lies in a uniform register, hiding it costs 8.
+  const int columns = opaque_before_sm90(static_cast<int>(params.p)) - first_column;
 #pragma unroll
   for (int r = 0; r < Output::kRows; ++r) {
     const long long row = tile.row_begin + block.warp_row() + Output::row_of(lane, r);
@@ -222,8 +197,6 @@ template <class Config>
 __device__ __forceinline__ void forward_sm80(const Params& params) {
   using Block = Sm80Block<Config>;
   using T = typename Block::T;
-  using KTile = typename Block::KTile;
-  using VTile = typename Block::VTile;
   constexpr int kBlockN = Config::kBlockN;
   const Block block;
   Schedule<Config> schedule(params);
@@ -237,23 +210,24 @@ __device__ __forceinline__ void forward_sm80(const Params& params) {
                       static_cast<int>(params.d));
     if (threadIdx.x == 0) begin<Config>(params, tile, block.work());
     __syncthreads();
-    KeyValueRing<Config, Block> ring = {params, block};
-    ring.start();
+    copy_k(params, block, 0);
     scale_q(params, block);
     typename Block::Softmax softmax(params);
     typename Block::Output O;
     O.clear();
     for (int key = 0; key < block.work().sees.keys; key += kBlockN) {
-      const TileMask<Config> sees = block.work().sees.from(block.warp_row(), key);
       // Under a causal mask a warp may see nothing of a tile that later rows of the block see.
+      const TileMask<Config> sees = block.work().sees.from(block.warp_row(), key);
       const bool idle = !sees.template any_visible<Block::kWarpRows>();
       typename Block::Scores S;
-      const KTile K = {ring.template use<false>(key)};
+      wait_for_copy();
+      copy_v(params, block, key);
       if (!idle) {
         S.clear();
-        product_qk<T>(QFragments<Block>(block), K, block.lane(), S);
+        product_qk<T>(QFragments<Block>(block), block.K(), block.lane(), S);
       }
-      const VTile V = {ring.template use<true>(key)};
+      wait_for_copy();
+      copy_k(params, block, key + kBlockN);
       if (idle) continue;
       if (!sees.template all_visible<Block::kWarpRows, kBlockN>()) hide(sees, block, S);
       float alpha[Block::Scores::kRows];
@@ -263,7 +237,7 @@ __device__ __forceinline__ void forward_sm80(const Params& params) {
 #pragma unroll
         for (int c = 0; c < Block::Output::kColumns; ++c) O(r, c) *= alpha[r];
       }
-      product_pv<T>(S, V, block.lane(), O);
+      product_pv<T>(S, block.V(), block.lane(), O);
     }
     softmax.finish();
     store_rows<Config>(params, block, block.work().tile, softmax, O);

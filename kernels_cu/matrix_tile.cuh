@@ -48,11 +48,13 @@ constexpr int greatest_common_divisor(int a, int b) {
 // in global memory and travel by cp.async; with kUnit 2 elements go one by one, for any strides.
 template <class T, class Tile, int kThreads, int kUnit>
 struct TileCopy {
-  static constexpr int kAcross = greatest_common_divisor(Tile::kPieces, kThreads);
+  static constexpr int kAcross = greatest_common_divisor(Tile::kPieces, 16);
   static constexpr int kDown = kThreads / kAcross;
   static constexpr int kPieceSteps = Tile::kPieces / kAcross;
   static constexpr int kRowSteps = (Tile::kRows + kDown - 1) / kDown;
+  static constexpr int kUnroll = kUnit == 16 ? kRowSteps : 1;
   static constexpr bool kEven = Tile::kRows % kDown == 0;
+  static_assert(kDown % 8 == 0, "the rows of a thread are turned alike");
 
   // Copies rows from `row` on; beyond `rows` rows and `columns` columns the tile becomes 0 and nothing
   // is read.
@@ -69,15 +71,16 @@ struct TileCopy {
       const int count = minimum(maximum(columns - piece * 8, 0), 8);
       const T* source = matrix.data + (row + first_row) * matrix.row_stride +
                         piece * 8 * matrix.column_stride;
-      // Further unrolled, the addresses of all copies take registers that the products need.
-#pragma unroll kUnit == 16 ? 2 : 1
+      const unsigned target = tile.at(first_row, piece);
+      const int below = count > 0 ? rows - first_row : 0;  // rows from the thread's first one on
+#pragma unroll kUnroll
       for (int r = 0; r < kRowSteps; ++r) {
-        const int tile_row = first_row + r * kDown;
-        if (kEven || tile_row < Tile::kRows) {
-          copy_piece(tile.at(tile_row, piece), source, matrix.column_stride,
-                     tile_row < rows ? count : 0);
+        if (kEven || first_row < Tile::kRows - r * kDown) {
+          copy_piece(target + r * kDown * Tile::kPitch, source, matrix.column_stride,
+                     r * kDown < below ? count : 0);
         }
-        source += step;
+        // Opaque, or the addresses of all copies take registers that the products need.
+        if (r + 1 < kRowSteps) source = opaque(source + step);
       }
     }
   }
@@ -106,11 +109,11 @@ struct TileCopy {
   static __device__ __forceinline__ void copy_piece(unsigned target, const T* source,
                                                     long long stride, int count) {
     if (kUnit == 16) {
-      copy_async<16>(target, source, 2 * count);
+      copy_async<16>(target, source, count != 0);
     } else if (kUnit == 4) {
 #pragma unroll
       for (int u = 0; u < 4; ++u) {
-        copy_async<4>(target + 4 * u, source + 2 * u, 2 * minimum(maximum(count - 2 * u, 0), 2));
+        copy_async<4>(target + 4 * u, source + 2 * u, count > 2 * u);
       }
     } else {
 #pragma unroll 4

@@ -7,8 +7,8 @@
 #ifdef CUPY_FLASH_EMULATE
 
 template <int kSize>
-__device__ __forceinline__ void copy_async(unsigned shared_address, const void* global, int bytes) {
-  emu::copy_async(shared_address, global, bytes, kSize);
+__device__ __forceinline__ void copy_async(unsigned shared_address, const void* global, bool present) {
+  emu::copy_async(shared_address, global, present, kSize);
 }
 
 __device__ __forceinline__ void commit_async() { emu::commit_async(); }
@@ -21,21 +21,33 @@ __device__ __forceinline__ void wait_async() {
 
 #else
 
-// Copies `bytes` of kSize bytes, 0 to kSize, and sets the rest to zero; with 0 nothing is read. kSize is
-// 16, past L1, or 4. Both addresses are multiples of it.
+// Copies kSize bytes, 16 past L1 or 4, between addresses that are multiples of it; of what isn't present
+// nothing is read and the bytes become zero.
 template <int kSize>
-__device__ __forceinline__ void copy_async(unsigned shared_address, const void* global, int bytes) {
+__device__ __forceinline__ void copy_async(unsigned shared_address, const void* global, bool present) {
   static_assert(kSize == 16 || kSize == 4, "sizes of cp.async");
   if (kSize == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(shared_address), "l"(__cvta_generic_to_global(global)), "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "{\n"
+        ".reg .pred absent;\n"
+        "setp.eq.s32 absent, %2, 0;\n"
+        "cp.async.cg.shared.global [%0], [%1], 16, absent;\n"
+        "}\n"
+        :
+        : "r"(shared_address), "l"(__cvta_generic_to_global(global)),
+          "r"(static_cast<int>(present))
+        : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                 :
-                 : "r"(shared_address), "l"(__cvta_generic_to_global(global)), "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "{\n"
+        ".reg .pred absent;\n"
+        "setp.eq.s32 absent, %2, 0;\n"
+        "cp.async.ca.shared.global [%0], [%1], 4, absent;\n"
+        "}\n"
+        :
+        : "r"(shared_address), "l"(__cvta_generic_to_global(global)),
+          "r"(static_cast<int>(present))
+        : "memory");
   }
 }
 

@@ -7,6 +7,11 @@
 __device__ __forceinline__ int opaque(int value) { return value; }
 __device__ __forceinline__ long long opaque(long long value) { return value; }
 
+template <class T>
+__device__ __forceinline__ const T* opaque(const T* pointer) {
+  return pointer;
+}
+
 #else
 
 __device__ __forceinline__ int opaque(int value) {
@@ -19,4 +24,19 @@ __device__ __forceinline__ long long opaque(long long value) {
   return value;
 }
 
+template <class T>
+__device__ __forceinline__ const T* opaque(const T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+
 #endif
+
+// Opaque where a value that is the same for all threads has no uniform register to be in.
+__device__ __forceinline__ int opaque_before_sm90(int value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  return value;
+#else
+  return opaque(value);
+#endif
+}

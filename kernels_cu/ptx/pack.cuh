@@ -4,8 +4,6 @@
 
 #include "ptx/convert.cuh"
 
-#include "ptx/convert.cuh"
-
 struct Float16;
 struct BFloat16;
 

@@ -271,26 +271,28 @@ MUTANTS = {
         NAIVE, "tile.head / params.group", "tile.head", ["grouped heads"], kernel="naive"
     ),
     # The tensor-core kernel.
-    "sm80: no barrier before a slot is copied into": sm80(
-        FORWARD_SM80,
-        "wait_async<kSlots - 2>();\n    __syncthreads();\n    constexpr",
-        "wait_async<kSlots - 2>();\n    constexpr",
+    "sm80: no barrier before a copy over what was used": sm80(
+        FORWARD_SM80, "wait_async<0>();\n  __syncthreads();\n}", "wait_async<0>();\n}"
     ),
-    "sm80: a wait leaves one copy too many on its way": sm80(
+    "sm80: a wait leaves a copy on its way": sm80(
         FORWARD_SM80,
-        "wait_async<kSlots - 2>();\n    __syncthreads();\n    constexpr",
-        "wait_async<kSlots - 1>();\n    __syncthreads();\n    constexpr",
+        "wait_async<0>();\n  __syncthreads();\n}",
+        "wait_async<1>();\n  __syncthreads();\n}",
     ),
-    "sm80: copies beyond the last key aren't counted": sm80(
-        FORWARD_SM80,
-        "    }\n    commit_async();",
-        "      commit_async();\n    }",
-    ),
-    "sm80: the copy goes into the slot in use": sm80(
-        FORWARD_SM80, "slot == 0 ? kSlots - 1 : slot - 1, key", "slot, key"
+    "sm80: the copy goes over the tile in use": sm80(
+        FORWARD_SM80, "Block::CopyV::run(block.V(),", "Block::CopyV::run({block.K().base},"
     ),
     "sm80: the same keys twice": sm80(
-        FORWARD_SM80, "key + kCopied / 2 * Config::kBlockN", "key", ["float16, aligned"]
+        FORWARD_SM80,
+        "copy_k(params, block, key + kBlockN);",
+        "copy_k(params, block, key);",
+        ["float16, aligned"],
+    ),
+    "sm80: values of the tile before": sm80(
+        FORWARD_SM80,
+        "copy_v(params, block, key);",
+        "copy_v(params, block, key > 0 ? key - kBlockN : 0);",
+        ["float16, aligned"],
     ),
     "sm80: Q isn't scaled": sm80(
         FORWARD_SM80,
@@ -309,7 +311,7 @@ MUTANTS = {
     ),
     "sm80: O is not rescaled": sm80(FORWARD_SM80, "O(r, c) *= alpha[r]", "O(r, c) *= 1.0f"),
     "sm80: columns beyond p are stored": sm80(
-        FORWARD_SM80, "static_cast<int>(params.p) - first_column", "256"
+        FORWARD_SM80, "opaque_before_sm90(static_cast<int>(params.p)) - first_column", "256"
     ),
     "sm80: rows beyond m are stored": sm80(FORWARD_SM80, "if (row >= tile.row_end) continue;", ""),
     "sm80: the work is read before it is written": sm80(
@@ -323,7 +325,7 @@ MUTANTS = {
         "(address + (steps % kTurned * 32))",
     ),
     "sm80: rows beyond the array are copied": sm80(
-        "matrix_tile.cuh", "tile_row < rows ? count : 0", "count"
+        "matrix_tile.cuh", "r * kDown < below ? count : 0", "count"
     ),
     "sm80: columns beyond the array are copied": sm80(
         "matrix_tile.cuh", "minimum(maximum(columns - piece * 8, 0), 8)", "8"

@@ -38,7 +38,7 @@ def test_a_copy_lands_at_its_issue_or_at_the_wait_for_its_group() -> None:
     body = """
     const unsigned shared = shared_address(sm);
     sm[4 * i] = 5.f;
-    copy_async<16>(shared + 16 * i, p.x + 4 * i, 16);
+    copy_async<16>(shared + 16 * i, p.x + 4 * i, true);
     commit_async();
     store_global(p.y + 4 * i, sm[4 * i + 1]);
     wait_async<1>();
@@ -57,7 +57,7 @@ def test_a_copy_lands_at_its_issue_or_at_the_wait_for_its_group() -> None:
 @every_landing
 def test_global_memory_is_read_when_the_copy_lands(landing: int) -> None:
     body = """
-    copy_async<16>(shared_address(sm) + 16 * i, p.y + 4 * i, 16);
+    copy_async<16>(shared_address(sm) + 16 * i, p.y + 4 * i, true);
     commit_async();
     store_global(p.y + 4 * i, -1.f);
     wait_async<0>();
@@ -72,8 +72,8 @@ def test_late_a_wait_lands_all_but_the_latest_groups() -> None:
     const unsigned shared = shared_address(sm) + 128 * (i / 8);
     if (i % 8 == 0) {
       for (int group = 0; group < 4; ++group) {
-        copy_async<16>(shared + 32 * group, p.x + 8 * group, 16);
-        copy_async<16>(shared + 32 * group + 16, p.x + 8 * group + 4, 16);
+        copy_async<16>(shared + 32 * group, p.x + 8 * group, true);
+        copy_async<16>(shared + 32 * group + 16, p.x + 8 * group + 4, true);
         commit_async();
       }
       if (i == 0) wait_async<4>();
@@ -99,7 +99,7 @@ PIPELINE = """
 const unsigned shared = shared_address(sm);
 float sum = 0.f;
 auto copy = [&](int tile) {
-  copy_async<16>(shared + 512 * (tile % 2) + 16 * i, p.x + 128 * tile + 4 * i, 16);
+  copy_async<16>(shared + 512 * (tile % 2) + 16 * i, p.x + 128 * tile + 4 * i, true);
   commit_async();
 };
 copy(0);
@@ -135,12 +135,12 @@ def test_pipeline(pending: str, barrier: str, shows: tuple[int, ...], landing: i
     assert right == (landing not in shows)
 
 
-# Bad copies. x holds the arguments: destination, source in bytes from y, byte count.
+# Bad copies. x holds the arguments: destination, source in bytes from y, whether it is present.
 
 COPY = """
 if (i == 3) {
   const char* source = reinterpret_cast<const char*>(p.y) + load_global(p.x + 1);
-  copy_async<16>(load_global(p.x), source, load_global(p.x + 2));
+  copy_async<16>(load_global(p.x), source, load_global(p.x + 2) != 0);
   commit_async();
 }
 wait_async<0>();
@@ -148,24 +148,22 @@ store_global(p.y, sm[0]);
 """
 BAD_COPY = {
     "misaligned destination": (
-        (8, 0, 16),
+        (8, 0, 1),
         r"cp\.async at byte 8 of 64 bytes of shared memory: not 16-byte aligned",
     ),
     "destination past the end": (
-        (64, 0, 4),
+        (64, 0, 0),
         r"cp\.async at byte 64 of 64 bytes of shared memory: outside",
     ),
     "misaligned source": (
-        (0, 4, 4),
-        r"cp\.async of 4 bytes at y\+4 \(0x[0-9a-f]+\) is not 16-byte aligned; y has 40 bytes",
+        (0, 4, 1),
+        r"cp\.async of 16 bytes at y\+4 \(0x[0-9a-f]+\) is not 16-byte aligned; y has 40 bytes",
     ),
-    "source past the end": ((0, 32, 9), r"cp\.async of 9 bytes at y\+32 .* is outside every"),
-    "source before the start": ((0, -16, 1), r"cp\.async of 1 bytes at y-16 .* is outside every"),
-    "too many bytes": ((0, 0, 17), r"cp\.async of 17 bytes: allowed are 0 to 16"),
-    "too few bytes": ((0, 0, -1), r"cp\.async of -1 bytes: allowed are 0 to 16"),
+    "source past the end": ((0, 32, 1), r"cp\.async of 16 bytes at y\+32 .* is outside every"),
+    "source before the start": ((0, -16, 1), r"cp\.async of 16 bytes at y-16 .* is outside every"),
 }
 GOOD_COPY = {
-    "up to the last byte": (48, 32, 8),
+    "up to the last byte": (48, 16, 1),
     "nothing from beyond": (0, 4096, 0),
     "nothing from a misaligned address": (0, 33, 0),
 }
@@ -196,7 +194,7 @@ def test_only_the_bytes_that_are_copied_are_checked(name: str, landing: int) -> 
 @every_landing
 @pytest.mark.parametrize("last", ["commit_async();", "wait_async<0>();", "commit_async();\n"])
 def test_a_copy_that_nobody_waits_for_is_noticed(last: str, landing: int) -> None:
-    body = f"if (i >= p.n) copy_async<16>(shared_address(sm) + 16 * i, p.x + 4 * i, 16);\n{last}"
+    body = f"if (i >= p.n) copy_async<16>(shared_address(sm) + 16 * i, p.x + 4 * i, true);\n{last}"
     message = r"thread 9: cp\.async still pending at exit: 1 copies without a wait"
     with pytest.raises(EmulationError, match=message):
         run(body, n=9, landing=landing)
@@ -205,7 +203,7 @@ def test_a_copy_that_nobody_waits_for_is_noticed(last: str, landing: int) -> Non
 
 
 def test_too_many_pending_copies_are_noticed() -> None:
-    copies = "for (int k = 0; k < p.n; ++k) copy_async<16>(shared_address(sm), p.x, 16);"
+    copies = "for (int k = 0; k < p.n; ++k) copy_async<16>(shared_address(sm), p.x, true);"
     body = f"{copies}\ncommit_async();"
     wait = "\nwait_async<0>();"
     run(body + wait, n=1024)

@@ -77,13 +77,13 @@ MATRIX = """
 unsigned word[4];
 load_matrixFORM(shared + 16 * ((i * 5 + 3) % 32), word);
 """
-# Half of the words are there before and after, so that bytes beyond the 16 of a copy would show.
+# Half of the words are there before and after, so that bytes beyond those of a copy would show.
 COPY_ASYNC = """
 const unsigned shared = shared_address(sm);
 store_shared(shared + 16 * i, Words4{{~0u, ~0u, ~0u, ~0u}});
 const unsigned* source = p.x + 128 * blockIdx.x + 4 * i;
-const int bytes = (i + blockIdx.x) % 17;
-if (i % 2) copy_async<16>(shared + 16 * i, bytes ? source : nullptr, bytes);
+const bool present = (i + blockIdx.x) % 3 > 0;
+if (i % 2) copy_async<SIZE>(shared + 16 * i, present ? source : nullptr, present);
 commit_async();
 wait_async<0>();
 __syncthreads();
@@ -159,13 +159,16 @@ def fragments(matrices: Words) -> Words:
     return pairs.swapaxes(1, 2).reshape(-1)
 
 
-def copied(x: Words) -> Words:
-    """Return what cp.async of every byte count leaves of words that were all ones."""
-    bytes_ = x.view(np.uint8).reshape(-1, 32, 16)
-    count = (LANES[:, None] + np.arange(len(bytes_))[:, None, None]) % 17
-    landed = np.where(np.arange(16) < count, bytes_, 0)
-    result = np.where(LANES[:, None] % 2, landed, 0xFF).astype(np.uint8)
-    return result.reshape(-1).view(np.uint32)
+def copied(size: int) -> Callable[[Words], Words]:
+    """Return what cp.async of so many bytes leaves of words that were all ones."""
+
+    def leave(x: Words) -> Words:
+        words = x.reshape(-1, 32, 4)
+        present = (LANES[:, None] + np.arange(len(words))[:, None, None]) % 3 > 0
+        reached = (LANES[:, None] % 2 == 1) & (np.arange(4) < size // 4)
+        return np.where(reached, np.where(present, words, 0), ~np.uint32(0)).reshape(-1)
+
+    return leave
 
 
 def moved(x: Words) -> Words:
@@ -218,7 +221,16 @@ PRIMITIVES = {
     "load_shared and store_shared": Primitive(
         LOAD_SHARED_MEMORY + VECTORS + STORE_WORDS, random_words(128 * 4), 128, 128, moved
     ),
-    "copy_async": Primitive(COPY_ASYNC + STORE_WORDS, random_words(128 * 17), 128, 128, copied),
+    **{
+        f"copy_async of {size} bytes": Primitive(
+            COPY_ASYNC.replace("SIZE", str(size)) + STORE_WORDS,
+            random_words(128 * 3),
+            128,
+            128,
+            copied(size),
+        )
+        for size in (16, 4)
+    },
     "pack_pair of float16": Primitive(
         PACK.replace("TYPE", "Float16"), float_edges(), 64, 32, packed(np.float16)
     ),

@@ -37,7 +37,8 @@ def test_numpy_arrays_take_the_blocked_path():
 def test_shapes_stand_for_contiguous_gpu_arrays(dtype, arch):
     pair = ((2, 8, 1024, 64), dtype)
     told = explain(pair, pair, pair, arch=arch)
-    assert told.kernel == "simt"
+    tensor_cores = arch >= 80 and dtype in ("float16", "bfloat16")
+    assert told.kernel == ("sm80" if tensor_cores else "simt")
     assert told.variant.arch == arch
     assert told.variant.shared_memory <= device.assumed(arch).shared_memory
     assert (told.problem.module, told.problem.dtype) == ("cupy", dtype)

@@ -17,6 +17,7 @@ from cupy_flash.select import (
     HEAD_DIM_BUCKETS,
     SHARED_MEMORY,
     SIMT_TILES,
+    SM80_TILES,
     WARP,
     choose,
 )
@@ -78,6 +79,28 @@ def test_sm80_copies_the_largest_units_that_every_row_is_aligned_to(d, unit):
     )
 
 
+def test_rows_that_end_inside_a_unit_are_copied_in_smaller_ones():
+    wide = planned((1, 100, 64), np.dtype(np.float16))
+    sliced = dataclasses.replace(wide, shape=(1, 100, 62))
+    options = check_options(kernel="sm80")
+    variants = [
+        choose(make_problem(x, x, wide, options), assumed(90)).variant for x in (wide, sliced)
+    ]
+    assert [variant.unit for variant in variants] == [16, 4]
+
+
+@pytest.mark.parametrize("widest", SM80_TILES)
+def test_smaller_units_and_newer_gpus_take_the_same_tiles_of_keys(widest):
+    tiles = [
+        choose(problem_of(d, d, ("float16",) * 3, kernel="sm80"), assumed(arch)).variant.tile
+        for d in (widest, widest - 2, widest - 1)
+        for arch in (80, 90, 100, 120)
+    ]
+    assert {tile.block_n for tile in tiles} == {SM80_TILES[widest].block_n}
+    assert tiles[1] == SM80_TILES[widest]
+    assert {tile.block_m for tile in tiles[2:]} == {64}
+
+
 def test_sm80_refuses_more_keys_than_it_counts():
     infos = (planned(s, np.dtype(np.float16)) for s in ((1, 8), (2**30 + 1, 8), (2**30 + 1, 8)))
     problem = make_problem(*infos, check_options(kernel="sm80"))
@@ -109,20 +132,24 @@ def test_head_dims_round_up_to_a_bucket(size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
-    ("d", "p", "family"),
+    ("d", "p", "fits"),
     [
-        *((0, 0, "simt"), (64, 128, "simt"), (256, 256, "simt")),
-        *((257, 64, "naive"), (64, 257, "naive"), (1000, 1000, "naive"), (1 << 20, 1, "naive")),
+        *((0, 0, True), (64, 128, True), (256, 256, True)),
+        *((257, 64, False), (64, 257, False), (1000, 1000, False), (1 << 20, 1, False)),
     ],
 )
-def test_choice(dtype, d, p, family):
-    choice = choose(problem_of(d, p, (dtype,) * 3), assumed(90))
+def test_choice(dtype, arch, d, p, fits):
+    choice = choose(problem_of(d, p, (dtype,) * 3), assumed(arch))
+    tensor_cores = fits and arch >= 80 and dtype in ("float16", "bfloat16")
+    family = "sm80" if tensor_cores else "simt" if fits else "naive"
     assert choice.variant.family == family
-    assert choice.reasons[-1] == f"{family}: the fastest family that can"
-    assert choice.reasons[0].startswith("sm90: no, ")
-    able = dtype in ("float16", "bfloat16") and family == "simt"
-    assert choice.reasons[1].startswith("sm80: only by kernel" if able else "sm80: no, ")
+    *refused, taken = choice.reasons
+    assert taken == f"{family}: the fastest family that can"
+    before = ("sm90", "sm80", "simt", "naive")[: len(refused)]
+    for name, reason in zip(before, refused, strict=True):
+        assert reason.startswith(f"{name}: no, ")
     if family == "naive":
         too_wide = [f"{name} is {x}, above 256" for name, x in (("d", d), ("p", p)) if x > 256]
         assert choice.reasons[2] == f"simt: no, {'; '.join(too_wide)}"

@@ -12,15 +12,16 @@ namespace emu {
 
 struct AsyncCopy {
   unsigned offset;  // in shared memory
-  unsigned bytes;
-  unsigned size;  // bytes written: those copied, then zeros
-  const void* source;
+  unsigned size;
+  const void* source;  // null: zeros
   unsigned long long group;
 
   void land() const {
     unsigned char* destination = shared.data() + offset;
-    if (bytes > 0) memcpy(destination, source, bytes);
-    memset(destination + bytes, 0, size - bytes);
+    if (source != nullptr)
+      memcpy(destination, source, size);
+    else
+      memset(destination, 0, size);
   }
 };
 
@@ -33,9 +34,9 @@ class AsyncCopies {
 
   bool full() const { return pending() == kCapacity; }
 
-  void start(unsigned offset, const void* source, unsigned bytes, unsigned size) {
+  void start(unsigned offset, const void* source, unsigned size) {
     AsyncCopy& copy = copies_[end_++ % kCapacity];
-    copy = AsyncCopy{offset, bytes, size, source, groups_};
+    copy = AsyncCopy{offset, size, source, groups_};
     if (state.copies_land_early)
       copy.land();
     else
@@ -66,22 +67,17 @@ inline AsyncCopies async_copies[kMaxThreads];
 
 inline AsyncCopies& own_async_copies() { return async_copies[state.current->index]; }
 
-inline void copy_async(unsigned offset, const void* source, int bytes, int size) {
+inline void copy_async(unsigned offset, const void* source, bool present, unsigned size) {
   check_shared("cp.async", offset, size);
-  if (bytes < 0 || bytes > size) {
-    record_failure("cp.async of %d bytes: allowed are 0 to %d", bytes, size);
-    abandon_thread();
-  }
-  const unsigned count = static_cast<unsigned>(bytes);
   const unsigned long long start = reinterpret_cast<uintptr_t>(source);
   const bool misaligned = start % size != 0;
-  if (count > 0 && (misaligned || !regions.allows(start, count, false)))
-    fail_access("cp.async", start, count, misaligned ? size : 0);
+  if (present && (misaligned || !regions.allows(start, size, false)))
+    fail_access("cp.async", start, size, misaligned ? size : 0);
   if (own_async_copies().full()) {
     record_failure("more than %u cp.async of one thread are pending", AsyncCopies::kCapacity);
     abandon_thread();
   }
-  own_async_copies().start(offset, source, count, size);
+  own_async_copies().start(offset, present ? source : nullptr, size);
 }
 
 inline void commit_async() { own_async_copies().commit(); }
