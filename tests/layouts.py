@@ -19,6 +19,9 @@ LAYOUTS = (
 )
 # Results can't broadcast: elements that share memory are refused.
 OUT_LAYOUTS = tuple(layout for layout in LAYOUTS if layout != "broadcast")
+# Rows at multiples of so many elements. Those of 16 bits can then be copied in units of 16 or 4
+# bytes whatever their length, so the last unit of a row may hold less than it could.
+PITCHES = {"pitch 8": 8, "pitch 2": 2}
 
 MARGIN = 24
 
@@ -79,12 +82,17 @@ class Strided:
 
 
 def strided(
-    shape: tuple[int, ...], dtype: np.dtype[Any], layout: str, fill: float = float("nan")
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    layout: str,
+    fill: float = float("nan"),
+    margin: int = MARGIN,
 ) -> Strided:
-    """Make a view of the given layout in a buffer of `fill`."""
+    """Make a view of the given layout in a buffer of `fill`, `margin` elements before and after."""
     ndim = len(shape)
     order = list(range(ndim))
     factor = [1] * ndim
+    extents = [max(extent, 1) for extent in shape]
     shift = 0
     if layout == "swapped" and ndim >= 3:
         order[-3], order[-2] = order[-2], order[-3]
@@ -95,18 +103,16 @@ def strided(
         factor[-1] = 3
         factor[-2] = 2
     elif layout == "unaligned":
+        # With the odd pitch of an even number of columns, rows start at every alignment.
         shift = 1
+        extents[-1] += 1
+    elif layout in PITCHES:
+        extents[-1] += -extents[-1] % PITCHES[layout]
     strides, step = [0] * ndim, 1
     for axis in reversed(order):
         strides[axis] = step * factor[axis]
-        step *= max(shape[axis], 1) * factor[axis]
-    if layout == "unaligned":
-        # An odd pitch: the rows start at every alignment.
-        strides, step = [0] * ndim, 1
-        for axis in reversed(order):
-            strides[axis] = step
-            step = step * max(shape[axis], 1) + (1 if axis == ndim - 1 else 0)
-    start = MARGIN + shift
+        step *= extents[axis] * factor[axis]
+    start = margin + shift
     if layout == "negative":
         strides = [-stride for stride in strides]
     if layout == "broadcast":
@@ -117,7 +123,7 @@ def strided(
     low = sum(min(r, 0) for r in reach) if 0 not in shape else 0
     high = sum(max(r, 0) for r in reach) if 0 not in shape else 0
     start -= low
-    buffer = np.full(start + high + 1 + MARGIN, fill, dtype)
+    buffer = np.full(start + high + 1 + margin, fill, dtype)
     return Strided(buffer, shape, tuple(strides), start, layout)
 
 

@@ -23,6 +23,17 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
+# What each kernel family computes.
+KERNEL_DTYPES = {
+    "naive": tuple(DTYPES),
+    "simt": tuple(DTYPES),
+    "sm80": ("float16", "bfloat16"),
+}
+KERNELS = tuple(KERNEL_DTYPES)
+# Every pair of them, for tests of what holds for all.
+KERNELS_AND_DTYPES = [(kernel, dtype) for kernel in KERNELS for dtype in KERNEL_DTYPES[kernel]]
+# One dtype each, for tests of what has nothing to do with it.
+ONE_DTYPE = {"naive": "float32", "simt": "float32", "sm80": "float16"}
 VALUES = ("normal", "x30", "equal", "outlier", "subnormal", "large", "level", "integers")
 # Whose errors come from rounding, and not from flushing or from overflow of a baseline.
 STATISTICAL_VALUES = ("normal", "x30", "outlier")

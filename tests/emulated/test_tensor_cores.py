@@ -42,7 +42,14 @@ def test_every_pair_of_head_dims(dtype: str, d: int, p: int) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "d", "unit"),
-    [("contiguous", 40, 16), ("contiguous", 38, 4), ("contiguous", 37, 2), ("transposed", 40, 2)],
+    [
+        ("contiguous", 40, 16),
+        ("contiguous", 38, 4),
+        ("contiguous", 37, 2),
+        ("transposed", 40, 2),
+        ("pitch 8", 37, 16),
+        ("pitch 2", 37, 4),
+    ],
 )
 def test_rows_are_copied_in_the_largest_aligned_units(layout: str, d: int, unit: int) -> None:
     case = replace(PLAIN, d=d, p=d, layouts=(layout,) * 3, lengths=None)

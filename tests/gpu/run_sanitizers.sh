@@ -36,7 +36,7 @@ for tool in "$@"; do
         continue
     fi
     status=0
-    timeout 600 "$sanitizer" --tool "$tool" --error-exitcode 9 "$python" tests/gpu/sanitizer_problems.py \
+    timeout 1200 "$sanitizer" --tool "$tool" --error-exitcode 9 "$python" tests/gpu/sanitizer_problems.py \
         >"$logs/clean" 2>&1 || status=$?
     if ((status)) || ! grep -Eq 'SUMMARY: 0 (error|hazard)' "$logs/clean"; then
         head -n 200 "$logs/clean"

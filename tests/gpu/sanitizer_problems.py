@@ -3,14 +3,21 @@
     python tests/gpu/sanitizer_problems.py              every problem, each against float64
     python tests/gpu/sanitizer_problems.py --planted T  a kernel with the fault that T looks for
 
-CuPy's memory pool is off, so every array is an allocation of its own that ends where it ends.
-What a kernel must not read is never written: padding beyond the lengths and the gaps of a sliced
-array. So memcheck sees an access beyond an array, and initcheck one beside its elements.
+Every problem runs twice, for what a tool sees depends on where the arrays lie:
+
+* tight: CuPy's memory pool is off, so every array is an allocation of its own that ends where it
+  ends, and what a kernel must not read, padding beyond the lengths and gaps between the elements,
+  is never written. So memcheck sees an access beyond an array, and initcheck one beside its
+  elements.
+* guarded: every array has 4 KiB on both sides, which no tool takes for a fault: around inputs NaN,
+  around results a pattern that must be intact after the call.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +27,31 @@ import numpy as np
 
 import cupy_flash
 from cupy_flash import accuracy, reference
-from strategies import DTYPES
+from layouts import LAYOUTS, PITCHES, Strided, strided
+from strategies import DTYPES, KERNEL_DTYPES, ONE_DTYPE
 
 Array = np.ndarray[Any, Any]
 
-# Head dims of each simt bucket, at its edge and below; naive sums 128 columns at a time.
-DIMS = {"simt": ((32, 32), (33, 64), (128, 97), (200, 256)), "naive": ((32, 32), (70, 130))}
-LAYOUTS = ("swapped", "transposed", "sliced", "negative", "broadcast")
+GUARD = 4096
+PATTERN = 7.0
+
+# (d, p) of each bucket of head dims, at its edge and below; naive sums 128 columns at a time. sm80
+# copies in units of 16, 4 and 2 bytes.
+DIMS = {
+    "naive": ((32, 32), (70, 130)),
+    "simt": ((32, 32), (33, 64), (128, 97), (200, 256)),
+    "sm80": (
+        *((32, 24), (25, 32), (64, 40), (50, 64), (96, 72), (66, 96)),
+        *((128, 104), (97, 128), (192, 136), (130, 192), (256, 200), (193, 256)),
+    ),
+}
+# With the pitches, 33 columns of 16 bits are units of 16 or 4 bytes of which the last is in part.
+IN_EVERY_LAYOUT = {
+    "naive": (("float32", 33, 40),),
+    "simt": (("float32", 33, 40),),
+    "sm80": (("float16", 33, 41), ("bfloat16", 40, 24)),
+}
+UNITS = {("sm80", 16), ("sm80", 4), ("sm80", 2)}
 
 # Each has the fault that one tool looks for, in 64 threads.
 PLANTED = {
@@ -58,74 +83,124 @@ class Small:
     lengths: tuple[tuple[int, int], tuple[int, int]] | None = None
     layout: str = "contiguous"
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes (entries, heads, rows, columns) of the inputs and the results."""
+        return {
+            "q": (2, 2, self.m, self.d),
+            "k": (2, 1, self.n, self.d),
+            "v": (2, 1, self.n, self.p),
+            "out": (2, 2, self.m, self.p),
+            "lse": (2, 2, self.m),
+        }
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Return how many rows of each entry of an input count."""
+        rows, keys = self.lengths or ((self.m, self.m), (self.n, self.n))
+        return {"q": rows, "k": keys, "v": keys}
+
 
 def problems() -> Iterator[Small]:
     for kernel, dims in DIMS.items():
-        for dtype in DTYPES:
-            for number, (d, p) in enumerate(dims):
-                causal = number % 2 == 1
-                lengths = ((67, 3), (0, 41)) if number % 2 == 0 else None
-                yield Small(kernel, dtype, d, p, causal=causal, lengths=lengths)
-        for layout in LAYOUTS:
-            yield Small(kernel, "float32", 33, 40, causal=True, layout=layout)
+        both = itertools.product(KERNEL_DTYPES[kernel], dims)
+        for number, (dtype, (d, p)) in enumerate(both):
+            causal = number % 2 == 1
+            lengths = ((67, 3), (0, 41)) if number % 3 == 0 else None
+            yield Small(kernel, dtype, d, p, causal=causal, lengths=lengths)
+        layouts = (*LAYOUTS, *PITCHES)
+        for layout, (dtype, d, p) in itertools.product(layouts, IN_EVERY_LAYOUT[kernel]):
+            yield Small(kernel, dtype, d, p, causal=True, layout=layout)
         yield Small(kernel, "float16", 64, 64, m=1, n=129, lengths=((1, 0), (65, 129)))
         yield Small(kernel, "float16", 64, 64, m=5, n=1)
+        yield Small(kernel, "float16", 64, 64, m=140, n=200, causal=True)
         for empty in ({"d": 0}, {"p": 0}, {"n": 0}):
-            yield Small(kernel, "float32", **{"d": 8, "p": 8, **empty})
+            yield Small(kernel, ONE_DTYPE[kernel], **{"d": 8, "p": 8, **empty})
 
 
-def on_gpu(x: Array, layout: str, counts: tuple[int, int] | None) -> Any:
-    """Upload (entries, heads, rows, columns) into an allocation that ends with its last element."""
-    if layout == "swapped":
-        return cupy.asarray(np.ascontiguousarray(x.swapaxes(1, 2))).swapaxes(1, 2)
-    if layout == "transposed":
-        return cupy.asarray(np.ascontiguousarray(x.swapaxes(2, 3))).swapaxes(2, 3)
-    if layout == "negative":
-        return cupy.asarray(np.ascontiguousarray(x[..., ::-1, ::-1]))[..., ::-1, ::-1]
-    if layout == "broadcast":
-        return cupy.broadcast_to(cupy.asarray(x[:1]), x.shape)
-    if layout == "sliced":
-        wide = cupy.empty((*x.shape[:3], 2 * x.shape[3] - 1), x.dtype)
-        wide[..., ::2] = cupy.asarray(x)
-        return wide[..., ::2]
-    array = cupy.empty(x.shape, x.dtype)
-    for entry, count in enumerate(counts or (x.shape[2],) * 2):
-        for head in range(x.shape[1]):
-            if x[entry, head, :count].size:
-                array[entry, head, :count].set(x[entry, head, :count])
-    return array
+def placed(
+    shape: tuple[int, ...], dtype: np.dtype[Any], layout: str, fill: float, guarded: bool
+) -> Strided:
+    return strided(shape, dtype, layout, fill, margin=GUARD // dtype.itemsize if guarded else 0)
 
 
-def run(small: Small) -> float:
-    """Compute a problem; return the worst error / bound."""
+def drawn(small: Small, guarded: bool) -> dict[str, Strided]:
+    """Draw the inputs; rows that don't count are NaN."""
     rng = np.random.default_rng(0)
-    shapes = ((2, 2, small.m, small.d), (2, 1, small.n, small.d), (2, 1, small.n, small.p))
-    q, k, v = (rng.standard_normal(s, np.float32).astype(DTYPES[small.dtype]) for s in shapes)
-    if small.layout == "broadcast":
-        q, k, v = (np.repeat(x[:1], 2, axis=0) for x in (q, k, v))
-    rows, keys = small.lengths or (None, None)
-    arrays = [on_gpu(x, small.layout, counts) for x, counts in ((q, rows), (k, keys), (v, keys))]
+    inputs = {}
+    for name, counts in small.counts().items():
+        shape = small.shapes()[name]
+        x = placed(shape, DTYPES[small.dtype], small.layout, np.nan, guarded)
+        values = rng.standard_normal(shape, np.float32)
+        for entry, count in enumerate(counts):
+            values[entry, :, count:] = np.nan
+        x.numpy()[...] = values.astype(DTYPES[small.dtype])
+        inputs[name] = x
+    return inputs
+
+
+def elements_alone(x: Strided, counts: tuple[int, int]) -> Any:
+    """Upload the rows that count into a new allocation, whose other bytes are never written."""
+    dtype = x.buffer.dtype
+    memory = cupy.empty(x.buffer.shape, dtype)
+    steps = tuple(step * dtype.itemsize for step in x.strides)
+    view = cupy.ndarray(x.shape, dtype, memory.data + x.start * dtype.itemsize, steps)
+    bits = view.view(f"u{dtype.itemsize}")
+    values = cupy.asarray(np.ascontiguousarray(x.numpy()).view(bits.dtype))
+    for entry, count in enumerate(counts):
+        bits[entry, :, :count] = values[entry, :, :count]
+    return view
+
+
+def run(small: Small, guarded: bool) -> tuple[float, int]:
+    """Compute a problem; return the worst error / bound and the kernel's unit of copies."""
+    inputs = drawn(small, guarded)
+    shapes, dtype = small.shapes(), DTYPES[small.dtype]
     options: dict[str, Any] = {"causal": small.causal}
+    lengths: dict[str, Strided] = {}
     if small.lengths is not None:
-        options["q_lengths"] = np.array(rows, np.int32)
-        options["k_lengths"] = np.array(keys, np.int64)
-    on_device = {
-        name: cupy.asarray(value) if isinstance(value, np.ndarray) else value
-        for name, value in options.items()
-    }
-    out, lse = cupy_flash.attention(*arrays, **on_device, return_lse=True, kernel=small.kernel)
-    exact = reference.attention(q, k, v, **options)
+        for name, counts, kind in zip(("q", "k"), small.lengths, (np.int32, np.int64), strict=True):
+            x = placed((2,), np.dtype(kind), "contiguous", -1, guarded)
+            x.numpy()[...] = counts
+            lengths[f"{name}_lengths"] = x
+    results: dict[str, Strided] = {}
+    if guarded:
+        # Elements of a result may not share memory.
+        layout = "contiguous" if small.layout == "broadcast" else small.layout
+        results["out"] = placed(shapes["out"], dtype, layout, PATTERN, guarded)
+        accumulate = np.dtype(accuracy.accumulation(small.dtype))
+        results["lse"] = placed(shapes["lse"], accumulate, "contiguous", PATTERN, guarded)
+        arrays = [x.cupy() for x in inputs.values()]
+    else:
+        arrays = [elements_alone(x, small.counts()[name]) for name, x in inputs.items()]
+    on_device = options | {name: x.cupy() for name, x in lengths.items()}
+    targets = tuple(x.cupy() for x in results.values()) or None
+    variant = cupy_flash.explain(*arrays, **on_device, kernel=small.kernel).variant
+    out, lse = cupy_flash.attention(
+        *arrays, **on_device, return_lse=True, out=targets, kernel=small.kernel
+    )
+    check_surroundings(small, inputs | lengths if guarded else {}, results)
+    q, k, v = (x.numpy() for x in inputs.values())
+    exact = reference.attention(q, k, v, **options, **{n: x.numpy() for n, x in lengths.items()})
     scale = reference.default_scale(small.d)
+    bound = accuracy.out_bound(exact, small.dtype, q, k, v, scale, small.kernel)
+    lse_bound = accuracy.lse_bound(exact, small.dtype, q, k, scale)
     worst = 0.0
-    for got, want, bound in (
-        (out, exact.out, accuracy.out_bound(exact, small.dtype, q, k, v, scale)),
-        (lse, exact.lse, accuracy.lse_bound(exact, small.dtype, q, k, scale)),
-    ):
-        compared = accuracy.compare(got.get(), want, bound)
+    for got, want, allowed in ((out, exact.out, bound), (lse, exact.lse, lse_bound)):
+        compared = accuracy.compare(got.get(), want, allowed)
         if not compared.ok:
-            raise SystemExit(f"wrong result: {compared}\n{small}")
+            raise SystemExit(f"wrong result: {compared}\n{small}, guarded={guarded}")
         worst = max(worst, compared.ratio)
-    return worst
+    return worst, variant.unit
+
+
+def check_surroundings(
+    small: Small, inputs: dict[str, Strided], results: dict[str, Strided]
+) -> None:
+    for name, x in inputs.items():
+        if x.fetch().tobytes() != x.buffer.tobytes():
+            raise SystemExit(f"{name} was written\n{small}")
+    for name, x in results.items():
+        if (x.outside(x.fetch()) != x.outside()).any():
+            raise SystemExit(f"bytes beside {name} were written\n{small}")
 
 
 def planted(tool: str) -> None:
@@ -144,8 +219,22 @@ def main() -> None:
     if tool is not None:
         planted(tool)
         return
-    ratios = [run(small) for small in problems()]
-    print(f"{len(ratios)} problems, worst error / bound {max(ratios):.3f}")
+    worst = 0.0
+    counts: Counter[str] = Counter()
+    units = set()
+    for small in problems():
+        for guarded in (False, True):
+            ratio, unit = run(small, guarded)
+            worst = max(worst, ratio)
+            units.add((small.kernel, unit))
+        counts[small.kernel] += 1
+    if missing := UNITS - units:
+        raise SystemExit(f"no problem took the units of {sorted(missing)}")
+    listing = ", ".join(f"{kernel} {count}" for kernel, count in counts.items())
+    print(
+        f"{counts.total()} problems ({listing}), each tight and guarded, "
+        f"worst error / bound {worst:.3f}"
+    )
 
 
 if __name__ == "__main__":
