@@ -1,7 +1,8 @@
-"""Same inputs, same bits: on every run, in every batch, beside any other rows, on a busy GPU."""
+"""Same inputs, same bits: in every batch, beside any other rows, on a busy GPU, in any layout."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 import cupy_flash
 from cupy_flash import accuracy, reference
-from strategies import DTYPES
+from layouts import OUT_LAYOUTS, PITCHES, strided
+from strategies import DTYPES, KERNEL_DTYPES, KERNELS_AND_DTYPES
 
 cupy = pytest.importorskip("cupy")
 
@@ -18,9 +20,7 @@ pytestmark = pytest.mark.gpu
 RUNS = 20
 BATCH, HEADS, KV_HEADS, M, N, D, P = 3, 4, 2, 150, 230, 72, 40
 
-every_kernel_and_dtype = pytest.mark.parametrize(
-    ("kernel", "dtype"), [(kernel, dtype) for kernel in ("naive", "simt") for dtype in DTYPES]
-)
+every_kernel_and_dtype = pytest.mark.parametrize(("kernel", "dtype"), KERNELS_AND_DTYPES)
 
 
 def drawn(dtype: str) -> list[np.ndarray[Any, Any]]:
@@ -49,17 +49,6 @@ def assert_same(got: tuple[Any, Any], want: Any, when: str) -> None:
             f"{len(differ)} of {ours.size} elements of {name} have other bits {when}, the first "
             f"at {tuple(differ[0])}"
         )
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@every_kernel_and_dtype
-def test_every_run_gives_the_same_bits(kernel: str, dtype: str, causal: bool) -> None:
-    q, k, v = on_gpu(*drawn(dtype))
-    options = {"kernel": kernel, "causal": causal, "return_lse": True}
-    want = bits(cupy_flash.attention(q, k, v, **options))
-    for run in range(RUNS):
-        got = cupy_flash.attention(q, k, v, **options)
-        assert_same(got, want, f"in run {run}")
 
 
 @every_kernel_and_dtype
@@ -132,22 +121,67 @@ def test_a_row_does_not_depend_on_the_others(kernel: str, dtype: str, causal: bo
     assert_same(tuple(x[odd] for x in got), (out[odd], lse[odd]), "when the other rows are NaN")
 
 
+def misaligned(x: np.ndarray[Any, Any], shift: int) -> Any:
+    """Upload an array to `shift` elements behind a multiple of 16 bytes."""
+    memory = cupy.empty(x.size + shift, x.dtype)
+    memory[shift:].set(x.ravel())
+    return memory[shift:].reshape(x.shape)
+
+
+@every_kernel_and_dtype
+def test_alignment_and_strides_change_no_bit(kernel: str, dtype: str) -> None:
+    hosts = drawn(dtype)
+    options = {"kernel": kernel, "causal": True, "return_lse": True}
+    want = bits(cupy_flash.attention(*on_gpu(*hosts), **options))
+    views = {
+        f"{shift} elements off": [misaligned(x, shift) for x in hosts] for shift in (0, 1, 2, 4, 8)
+    }
+    for layout in (*OUT_LAYOUTS, *PITCHES):
+        placed = [strided(x.shape, x.dtype, layout) for x in hosts]
+        for view, x in zip(placed, hosts, strict=True):
+            view.numpy()[...] = x
+        views[layout] = [view.cupy() for view in placed]
+    units = set()
+    for what, arrays in views.items():
+        assert_same(cupy_flash.attention(*arrays, **options), want, f"with arrays {what}")
+        units.add(cupy_flash.explain(*arrays, **options).variant.unit)
+    assert units == ({16, 4, 2} if kernel == "sm80" else {0})
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@every_kernel_and_dtype
+def test_lengths_that_are_the_full_sizes_change_no_bit(
+    kernel: str, dtype: str, causal: bool
+) -> None:
+    q, k, v = on_gpu(*drawn(dtype))
+    options = {"kernel": kernel, "causal": causal, "return_lse": True}
+    want = bits(cupy_flash.attention(q, k, v, **options))
+    rows, keys = (cupy.full(BATCH, extent, np.int32) for extent in (M, N))
+    got = cupy_flash.attention(q, k, v, q_lengths=rows, k_lengths=keys, **options)
+    assert_same(got, want, "with lengths of all rows and all keys")
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_kernels_agree_within_both_errors(dtype: str, causal: bool) -> None:
     q, k, v = drawn(dtype)
     exact = reference.attention(q, k, v, causal=causal)
     scale = reference.default_scale(D)
-    bounds = (
-        accuracy.out_bound(exact, dtype, q, k, v, scale),
-        accuracy.lse_bound(exact, dtype, q, k, scale),
-    )
-    naive, simt = (
-        cupy_flash.attention(*on_gpu(q, k, v), causal=causal, return_lse=True, kernel=kernel)
-        for kernel in ("naive", "simt")
-    )
-    for name, first, second, bound in zip(("out", "lse"), naive, simt, bounds, strict=True):
-        one, other = (x.get().astype(bound.dtype) for x in (first, second))
-        compared = accuracy.compare(one, other, 2 * bound)
-        assert compared.ok, f"{name} of naive against simt: {compared}"
-        assert np.isfinite(one.astype(np.float64)).all()
+    found = {}
+    for kernel in (kernel for kernel, able in KERNEL_DTYPES.items() if dtype in able):
+        results = cupy_flash.attention(
+            *on_gpu(q, k, v), causal=causal, return_lse=True, kernel=kernel
+        )
+        bounds = (
+            accuracy.out_bound(exact, dtype, q, k, v, scale, kernel),
+            accuracy.lse_bound(exact, dtype, q, k, scale),
+        )
+        found[kernel] = [
+            (x.get().astype(bound.dtype), bound) for x, bound in zip(results, bounds, strict=True)
+        ]
+    for first, second in itertools.combinations(found, 2):
+        pairs = zip(("out", "lse"), found[first], found[second], strict=True)
+        for name, (one, bound), (other, other_bound) in pairs:
+            compared = accuracy.compare(one, other, bound + other_bound)
+            assert compared.ok, f"{name} of {first} against {second}: {compared}"
+            assert np.isfinite(one.astype(np.float64)).all()
