@@ -1,9 +1,9 @@
 """Exact probes: what attention must do to the last bit, or nearly, on inputs made for it.
 
 Each probe is written against ``attend(q, k, v, **options) -> (out, lse)``, NumPy arrays in and out,
-so that the NumPy path, the emulated kernels and the GPU answer the same questions. `bitwise` says
-whether a row's bits depend on the row's own inputs alone: true of the kernels, not of the NumPy
-path, whose bits come from BLAS and must then lie within the error bound.
+so that the NumPy path, the emulated kernels and the GPU answer the same questions. `family` is the
+kernel family, None for the NumPy path: a row's bits follow from the row's own inputs alone in the
+kernels, not on the NumPy path, where BLAS decides on them and they must lie within the error bound.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from probe_tools import (
     M,
     N,
     Result,
+    assert_close,
     assert_same,
     assert_same_bits,
     bounds,
@@ -80,7 +81,7 @@ def check_visible_keys(
     assert (np.where(some, -np.inf, lse) == -np.inf).all(), f"{what}: lse of an empty row"
 
 
-def check_non_interference(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_non_interference(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P2: what no row sees may hold anything, NaN included; so may rows that see no key."""
     q, k, v = draw(dtype, d, p)
     for name in ("causal", "causal, far left", "lengths", "causal lengths"):
@@ -99,7 +100,7 @@ def check_non_interference(attend: Attend, dtype: str, d: int, p: int, bitwise: 
             assert_same_bits(attend(*poisoned, **options), want, f"{name}: {value} where unseen")
 
 
-def check_needle(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_needle(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P3: one key 60 above all others is the only one that counts, wherever it stands."""
     rng = np.random.default_rng(3)
     needles = edges(N)
@@ -119,14 +120,14 @@ def check_needle(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> N
         assert np.abs(lse[:, 0] - log)[~finds].max(initial=0) < 2.0**-20, "a needle ahead counts"
 
 
-def check_permutations(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_permutations(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P4: the order of the keys hardly matters, the order of batch and heads not at all."""
     rng = np.random.default_rng(4)
     q, k, v = arrays = draw(dtype, d, p)
     order = rng.permutation(N)
     want = attend(q, k, v)
     got = attend(q, k[..., order, :], v[..., order, :])
-    assert_same(got, want, arrays, {}, False, "keys in another order")
+    assert_close(got, want, arrays, {}, family, "keys in another order")
     for name in ("plain", "causal"):
         options = options_of(name)
         out, lse = attend(q, k, v, **options)
@@ -135,19 +136,19 @@ def check_permutations(attend: Attend, dtype: str, d: int, p: int, bitwise: bool
             moved = [np.take(x, order, axis) for x in arrays]
             want = np.take(out, order, axis), np.take(lse, order, axis)
             what = f"{name}: {what} in another order"
-            assert_same(attend(*moved, **options), want, moved, options, bitwise, what)
+            assert_same(attend(*moved, **options), want, moved, options, family, what)
 
 
-def check_grouped_heads(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_grouped_heads(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P4: grouped heads are the same as keys and values repeated."""
     for kv_heads, group in ((2, 3), (1, 5), (3, 2)):
         q, k, v = (x[:1] for x in draw(dtype, d, p, kv_heads, group))
         repeated = [q, np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)]
         what = f"{kv_heads} x {group} heads"
-        assert_same(attend(q, k, v), attend(*repeated), repeated, {}, bitwise, what)
+        assert_same(attend(q, k, v), attend(*repeated), repeated, {}, family, what)
 
 
-def check_ones(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_ones(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P5: a mean of ones is one; in 16 bits to an ulp and without a bias."""
     q, k, v = draw(dtype, d, p)
     v = np.ones_like(v)
@@ -163,11 +164,11 @@ def check_ones(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> Non
             assert error[seen].max() <= ulp(np.array(1.0), dtype), f"{name}: not one"
             assert abs(bias.mean()) <= 4 * bias.std() / np.sqrt(bias.size), f"{name}: biased"
         else:
-            bound = bounds([q, k, v], options)[0]
+            bound = bounds([q, k, v], options, family)[0]
             assert (error[seen] <= bound[seen]).all(), f"{name}: not one"
 
 
-def check_linearity(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_linearity(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P6: v times a power of two is out times it, to the bit."""
     q, k, v = draw(dtype, d, p)
     # Of one sign, so that no mean is a subnormal number, which would round in another place.
@@ -182,7 +183,7 @@ def check_linearity(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -
             assert_same_bits(got, want, f"{name}: v times {factor}")
 
 
-def check_split_merge(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_split_merge(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P7: parts of the keys, merged by their lse, are the whole."""
     q, k, v = arrays = [x[:1] for x in draw(dtype, d, p)]
     for options, cuts in itertools.product(
@@ -195,7 +196,7 @@ def check_split_merge(attend: Attend, dtype: str, d: int, p: int, bitwise: bool)
             part = [q, k[..., begin:end, :], v[..., begin:end, :]]
             shifted = options | {"offset": options["offset"] - begin}
             parts.append(attend(*part, **shifted))
-            part_bounds.append(bounds(part, shifted))
+            part_bounds.append(bounds(part, shifted, family))
         outs, lses = (np.stack([x[i] for x in parts]).astype(np.longdouble) for i in (0, 1))
         out_bounds, lse_bounds = (np.stack([x[i] for x in part_bounds]) for i in (0, 1))
         top = lses.max(axis=0)
@@ -203,7 +204,7 @@ def check_split_merge(attend: Attend, dtype: str, d: int, p: int, bitwise: bool)
         total = weights.sum(axis=0)
         weights = weights / np.where(total > 0, total, 1)
         slack = lse_bounds.max(axis=0)
-        out_bound, lse_bound = bounds(arrays, options)
+        out_bound, lse_bound = bounds(arrays, options, family)
         spread = out_bounds + 2 * slack[..., None] * np.abs(outs)
         allowed = out_bound + (weights[..., None] * spread).sum(axis=0)
         out = (weights[..., None] * outs).sum(axis=0)
@@ -214,17 +215,17 @@ def check_split_merge(attend: Attend, dtype: str, d: int, p: int, bitwise: bool)
             assert compared.ok, f"{options} cut at {cuts}: {compared}"
 
 
-def check_layouts(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_layouts(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P8: strides and alignment change nothing, and what lies between the elements is not read."""
     q, k, v = draw(dtype, d, p)
     options = {"causal": True, "offset": 5}
     for what, views in placed([q[:2, :, :37], k[:2, :, :45], v[:2, :, :45]]):
         packed = [np.ascontiguousarray(x) for x in views]
         want = attend(*packed, **options)
-        assert_same(attend(*views, **options), want, packed, options, bitwise, what)
+        assert_same(attend(*views, **options), want, packed, options, family, what)
 
 
-def check_integers(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_integers(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P12: equal scores over a power of two of integers: the exact mean, rounded once."""
     rng = np.random.default_rng(12)
     n = 128
@@ -240,7 +241,7 @@ def check_integers(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) ->
             assert (out[entry] == mean.astype(out.dtype)).all(), f"mean of {keys} integers"
 
 
-def check_row_alone(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_row_alone(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """Batch invariance: a row by itself has the bits that it has among others."""
     q, k, v = draw(dtype, d, p, 2, 2)
     for name in OPTIONS:
@@ -261,7 +262,7 @@ def check_row_alone(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -
             assert_same_bits(got, want, f"{name}: row {i} of head {h} of entry {b}")
 
 
-def check_repeatable(attend: Attend, dtype: str, d: int, p: int, bitwise: bool) -> None:
+def check_repeatable(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """Determinism: the same call has the same bits."""
     arrays = draw(dtype, d, p)
     for name in OPTIONS:

@@ -11,11 +11,10 @@ import pytest
 
 import emulated_attention
 from probes import KERNEL_PROBES, Attend, check_visible_keys
-from strategies import DTYPES, Arrays, Case
+from strategies import KERNELS_AND_DTYPES, ONE_DTYPE, Arrays, Case
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
-KERNELS = ("naive", "simt")
 MASKS = {
     "none": {},
     "causal": {"causal": True},
@@ -66,25 +65,25 @@ def emulated(kernel: str) -> Attend:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_visible_keys_of_every_small_size(kernel: str, mask: str) -> None:
+@pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
+def test_visible_keys_of_every_small_size(kernel: str, dtype: str, mask: str) -> None:
     attend = emulated(kernel)
     for m, n in itertools.product(SIZES, SIZES):
-        check_visible_keys(attend, m, n, width=32, **MASKS[mask])
+        check_visible_keys(attend, m, n, dtype, width=32, **MASKS[mask])
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_visible_keys_with_lengths(kernel: str, mask: str) -> None:
+@pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
+def test_visible_keys_with_lengths(kernel: str, dtype: str, mask: str) -> None:
     attend = emulated(kernel)
     for m, n, step in ((5, 9, 1), (66, 67, 13)):
         rows = np.arange(0, m + 1, step, dtype=np.int32)[:, None]
         keys = np.arange(0, n + 1, step, dtype=np.int32)
-        check_visible_keys(attend, m, n, width=32, q_lengths=rows, k_lengths=keys, **MASKS[mask])
+        lengths = {"q_lengths": rows, "k_lengths": keys}
+        check_visible_keys(attend, m, n, dtype, width=32, **lengths, **MASKS[mask])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("probe", KERNEL_PROBES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS_AND_DTYPES)
 def test_probe(kernel: str, probe: str, dtype: str) -> None:
-    KERNEL_PROBES[probe](emulated(kernel), dtype, d=20, p=24, bitwise=True)
+    KERNEL_PROBES[probe](emulated(kernel), dtype, d=20, p=24, family=kernel)

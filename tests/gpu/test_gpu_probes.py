@@ -13,26 +13,30 @@ from numpy.lib.array_utils import byte_bounds
 import cupy_flash
 from probe_tools import edges
 from probes import KERNEL_PROBES, Attend, check_visible_keys
-from strategies import DTYPES
+from strategies import KERNEL_DTYPES, KERNELS_AND_DTYPES, ONE_DTYPE
 
 pytestmark = pytest.mark.gpu
 
-KERNELS = ("naive", "simt")
 MASKS = {
     "none": {},
     "causal": {"causal": True},
     "causal, offset 0": {"causal": True, "offset": 0},
     "causal, offset -3": {"causal": True, "offset": -3},
 }
-# naive sums 128 columns of O at a time; simt has a kernel for each of four widths.
-KERNEL_DIMS = (
-    ("naive", 20, 24),
-    ("naive", 300, 140),
-    ("simt", 20, 24),
-    ("simt", 64, 33),
-    ("simt", 100, 128),
-    ("simt", 256, 200),
-)
+# naive sums 128 columns of O at a time; simt has a kernel for each of four widths, sm80 of six, and
+# copies (20, 24) in units of 4 bytes, (64, 33) of 2 and the others of 16.
+KERNEL_DIMS = {
+    "naive": ((20, 24), (300, 140)),
+    "simt": ((20, 24), (64, 33), (100, 128), (256, 200)),
+    "sm80": ((20, 24), (64, 33), (96, 128), (256, 200)),
+}
+EVERY_PROBE = [
+    (probe, dtype, kernel, d, p)
+    for kernel, dims in KERNEL_DIMS.items()
+    for d, p in dims
+    for dtype in KERNEL_DTYPES[kernel]
+    for probe in KERNEL_PROBES
+]
 LARGEST = 130
 # Small problems, and both sides of the edges of warps and tiles.
 SIZES = (*range(9), 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 95, 96, 97, 127, 128, 129, 130)
@@ -69,37 +73,34 @@ def on_gpu(kernel: str) -> Attend:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_visible_keys_of_every_small_size(kernel: str, mask: str) -> None:
+@pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
+def test_visible_keys_of_every_small_size(kernel: str, dtype: str, mask: str) -> None:
     """Every (m, n) up to 130: one launch for each m, whose batch holds every number of keys."""
     attend = on_gpu(kernel)
     keys = np.arange(LARGEST + 1, dtype=np.int32)
     for m in range(LARGEST + 1):
-        check_visible_keys(attend, m, LARGEST, k_lengths=keys, **MASKS[mask])
+        check_visible_keys(attend, m, LARGEST, dtype, k_lengths=keys, **MASKS[mask])
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_visible_keys_of_every_small_number_of_rows(kernel: str) -> None:
+@pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
+def test_visible_keys_of_every_small_number_of_rows(kernel: str, dtype: str) -> None:
     """Every pair of lengths, the rows padded as well; several heads, each with its columns."""
     attend = on_gpu(kernel)
     keys = np.arange(0, LARGEST + 1, 2, dtype=np.int32)
     for rows in range(LARGEST + 1):
-        lengths = np.full_like(keys, rows)
-        check_visible_keys(
-            attend, LARGEST, LARGEST, width=32, causal=True, q_lengths=lengths, k_lengths=keys
-        )
+        lengths = {"q_lengths": np.full_like(keys, rows), "k_lengths": keys}
+        check_visible_keys(attend, LARGEST, LARGEST, dtype, width=32, causal=True, **lengths)
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_visible_keys_without_lengths(kernel: str, mask: str) -> None:
+@pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
+def test_visible_keys_without_lengths(kernel: str, dtype: str, mask: str) -> None:
     attend = on_gpu(kernel)
     for m, n in itertools.product(SIZES, SIZES):
-        check_visible_keys(attend, m, n, width=32, **MASKS[mask])
+        check_visible_keys(attend, m, n, dtype, width=32, **MASKS[mask])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS_AND_DTYPES)
 def test_visible_keys_around_every_tile_edge(kernel: str, dtype: str) -> None:
     attend = on_gpu(kernel)
     near = edges(1027)
@@ -108,8 +109,6 @@ def test_visible_keys_around_every_tile_edge(kernel: str, dtype: str) -> None:
         check_visible_keys(attend, m, 1027, dtype, 256, k_lengths=keys[keys <= 1027], causal=causal)
 
 
-@pytest.mark.parametrize(("kernel", "d", "p"), KERNEL_DIMS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("probe", KERNEL_PROBES)
+@pytest.mark.parametrize(("probe", "dtype", "kernel", "d", "p"), EVERY_PROBE)
 def test_probe(probe: str, dtype: str, kernel: str, d: int, p: int) -> None:
-    KERNEL_PROBES[probe](on_gpu(kernel), dtype, d=d, p=p, bitwise=True)
+    KERNEL_PROBES[probe](on_gpu(kernel), dtype, d=d, p=p, family=kernel)

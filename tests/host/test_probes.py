@@ -54,4 +54,4 @@ def test_visible_keys_with_lengths(dtype: str, mask: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("probe", PROBES)
 def test_probe(probe: str, dtype: str) -> None:
-    PROBES[probe](attend, dtype, d=20, p=24, bitwise=False)
+    PROBES[probe](attend, dtype, d=20, p=24, family=None)
