@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 import cupy_flash
-from bugcases import CASES, Path
+from bugcases import Path, cases
+from strategies import KERNELS
 
 pytestmark = pytest.mark.gpu
+
+
+EVERY_CASE = [
+    pytest.param(kernel, *case.values, id=f"{case.id}-{kernel}")
+    for kernel in KERNELS
+    for case in cases(kernel)
+]
 
 
 class Memory:
@@ -61,7 +69,6 @@ def attend(kernel: str) -> Any:
     return call
 
 
-@pytest.mark.parametrize("kernel", ["naive", "simt"])
-@pytest.mark.parametrize(("case", "arguments"), CASES)
-def test_bug(case: Any, arguments: tuple[Any, ...], kernel: str) -> None:
-    case(Path(attend(kernel), bitwise=True), *arguments)
+@pytest.mark.parametrize(("kernel", "case", "arguments"), EVERY_CASE)
+def test_bug(kernel: str, case: Any, arguments: tuple[Any, ...]) -> None:
+    case(Path(attend(kernel), kernel), *arguments)
