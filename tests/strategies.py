@@ -15,6 +15,7 @@ import numpy as np
 from hypothesis import seed, settings
 from hypothesis import strategies as st
 
+from cupy_flash.select import HEAD_DIM_BUCKETS
 from layouts import LAYOUTS, OUT_LAYOUTS, Strided, strided
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -74,6 +75,12 @@ class Case:
             (*kv_batch, *kv_heads, self.n, self.d),
             (*kv_batch, *kv_heads, self.n, self.p),
         )
+
+    def suits(self, kernel: str) -> bool:
+        """Whether a kernel family computes this case; only naive takes heads of any width."""
+        result = np.result_type(*(DTYPES[name] for name in self.dtypes)).name
+        widest = HEAD_DIM_BUCKETS.get(kernel, (math.inf,))[-1]
+        return max(self.d, self.p) <= widest and result in KERNEL_DTYPES[kernel]
 
     def has_statistics(self) -> bool:
         """Whether the max and rms rule of tolerance.py says something of this case."""

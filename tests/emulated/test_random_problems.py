@@ -100,11 +100,12 @@ CAUSAL: dict[str, Any] = {"causal": True, "lengths": "both"}
 
 
 @pytest.mark.parametrize("case", FOUND, ids=lambda case: f"{case.dtypes[0]} {case.values}")
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [*KERNELS, "sm80"])
 def test_what_random_draws_found_stays_right(kernel: str, case: Case) -> None:
     arrays = case.build()
-    result = attention(arrays, kernel if case.d <= 256 else "naive")
-    check(arrays, result.out, result.lse)
+    kernel = kernel if case.suits(kernel) else "naive"
+    result = attention(arrays, kernel)
+    check(arrays, result.out, result.lse, kernel)
 
 
 @pytest.mark.parametrize("options", [{}, CAUSAL], ids=["plain", "causal with lengths"])

@@ -14,17 +14,27 @@ from tolerance import result_dtype
 SENTINEL = 7.0
 
 
+def options_on_gpu(arrays: Arrays) -> dict[str, Any]:
+    import cupy
+
+    return {
+        name: cupy.asarray(value) if isinstance(value, np.ndarray) else value
+        for name, value in arrays.options().items()
+    }
+
+
+def family(arrays: Arrays, kernel: str | None) -> str:
+    """Return the kernel family that computes a case."""
+    inputs = (x.cupy() for x in arrays.inputs().values())
+    return cupy_flash.explain(*inputs, **options_on_gpu(arrays), kernel=kernel).kernel
+
+
 def attention(
     arrays: Arrays, kernel: str | None
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Compute a case; check that the inputs and the bytes beside the results are untouched."""
-    import cupy
-
     case = arrays.case
-    options = arrays.options()
-    for name in ("q_lengths", "k_lengths"):
-        if name in options:
-            options[name] = cupy.asarray(options[name])
+    options = options_on_gpu(arrays)
     inputs = [x.cupy() for x in arrays.inputs().values()]
     out: Any = None
     targets: dict[str, Strided] = {}

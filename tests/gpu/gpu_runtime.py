@@ -8,11 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import DTYPES
+from strategies import DTYPES, ONE_DTYPE
 
 cupy = pytest.importorskip("cupy")
 
 SHAPE = (2, 3, 200, 64)
+
+every_kernel = pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
+# Where a test takes seconds, or is about limits that naive hasn't.
+every_fast_kernel = pytest.mark.parametrize(
+    ("kernel", "dtype"), [pair for pair in ONE_DTYPE.items() if pair[0] != "naive"]
+)
 
 # A pause on the GPU that doesn't depend on its clock.
 SPIN = r"""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 
-from gpu_attention import attention
-from strategies import DTYPES, FOUND, Case, Coverage, cases, own_draws
+from gpu_attention import attention, family
+from strategies import DTYPES, FOUND, KERNELS, Case, Coverage, cases, own_draws
 from tolerance import check
 
 pytestmark = pytest.mark.gpu
@@ -19,10 +19,11 @@ EXAMPLES = 300
 
 
 @pytest.mark.parametrize("case", FOUND, ids=lambda case: f"{case.dtypes[0]} {case.values}")
-@pytest.mark.parametrize("kernel", ["naive", "simt", None])
+@pytest.mark.parametrize("kernel", [*KERNELS, None])
 def test_what_random_draws_found_stays_right(kernel: str | None, case: Case) -> None:
     arrays = case.build()
-    check(arrays, *attention(arrays, kernel if case.d <= 256 else None))
+    kernel = kernel if kernel and case.suits(kernel) else None
+    check(arrays, *attention(arrays, kernel), family(arrays, kernel))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

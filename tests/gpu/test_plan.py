@@ -18,7 +18,16 @@ from hypothesis import given, settings
 import cupy_flash
 from cupy_flash import launch, plan
 from gpu_attention import attention
-from gpu_runtime import SHAPE, captured, drawn, fill_with_nan, inputs, same_bits, spin
+from gpu_runtime import (
+    SHAPE,
+    captured,
+    drawn,
+    every_fast_kernel,
+    fill_with_nan,
+    inputs,
+    same_bits,
+    spin,
+)
 from strategies import DTYPES, Case, cases, own_draws
 
 cupy = pytest.importorskip("cupy")
@@ -210,9 +219,10 @@ def test_two_devices_from_two_threads_at_once(planned: list[Any]) -> None:
     assert len(planned) == 4
 
 
-# What a fresh process does from a cold start, 16 threads at once on streams of the kind given.
+# What a fresh process does from a cold start, 16 threads at once on streams of the kind given; the
+# arguments are kernel and dtype.
 THREADS = """
-import hashlib, json, threading
+import hashlib, json, sys, threading
 import cupy, numpy as np
 import cupy_flash
 from cupy_flash import launch
@@ -220,8 +230,9 @@ from cupy_flash import launch
 planned, make = [], launch.make_plan
 launch.make_plan = lambda *args: planned.append(args) or make(*args)
 rng = np.random.default_rng(0)
+kernel, dtype = sys.argv[1:]
 hosts = [[rng.standard_normal((2, 3, 150, 64), np.float32) for _ in "qkv"] for _ in range(4)]
-calls = [[cupy.asarray(x) for x in host] for host in hosts]
+calls = [[cupy.asarray(x.astype(dtype)) for x in host] for host in hosts]
 cupy.cuda.Device().synchronize()
 together, guard = threading.Barrier(16), threading.Lock()
 digests, errors, streams = {}, [], set()
@@ -233,7 +244,7 @@ def work(number):
             streams.add(cupy.cuda.get_current_stream().ptr)
         for call in range(40):
             which = (number + call) % 4
-            out, lse = cupy_flash.attention(*calls[which], return_lse=True)
+            out, lse = cupy_flash.attention(*calls[which], return_lse=True, kernel=kernel)
             bits = hashlib.sha256(out.get().tobytes() + lse.get().tobytes()).hexdigest()
             with guard:
                 digests.setdefault(which, set()).add(bits)
@@ -251,7 +262,8 @@ print(json.dumps({
 """
 
 
-def test_sixteen_threads_on_the_default_streams(tmp_path: Path) -> None:
+@every_fast_kernel
+def test_sixteen_threads_on_the_default_streams(kernel: str, dtype: str, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     reports = {}
     for per_thread in ("0", "1"):
@@ -261,7 +273,7 @@ def test_sixteen_threads_on_the_default_streams(tmp_path: Path) -> None:
             "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM": per_thread,
         }
         result = subprocess.run(
-            [sys.executable, "-c", THREADS],
+            [sys.executable, "-c", THREADS, kernel, dtype],
             capture_output=True,
             text=True,
             timeout=300,

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from gpu_runtime import every_fast_kernel
+
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
 
+# Prints a report as its last line; the arguments are threads, calls per thread, kernel and dtype.
 FRESH_PROCESS = """
 import collections, hashlib, json, sys, threading, time
 import cupy, numpy as np
@@ -31,9 +34,11 @@ def counted(variant):
 
 compiling._compile = counted
 rng = np.random.default_rng(0)
-q, k, v = (cupy.asarray(rng.standard_normal((2, 3, 150, 64), np.float32)) for _ in range(3))
+threads, calls, kernel, dtype = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+hosts = (rng.standard_normal((2, 3, 150, 64), np.float32).astype(dtype) for _ in range(3))
+q, k, v = map(cupy.asarray, hosts)
+options = {"kernel": kernel, "return_lse": True}
 cupy.cuda.Device().synchronize()
-threads, calls = int(sys.argv[1]), int(sys.argv[2])
 together = threading.Barrier(threads)
 
 def work():
@@ -42,7 +47,7 @@ def work():
         with cupy.cuda.Stream(non_blocking=True):
             for call in range(calls):
                 causal = call % 2 == 1
-                out, lse = cupy_flash.attention(q, k, v, causal=causal, return_lse=True)
+                out, lse = cupy_flash.attention(q, k, v, causal=causal, **options)
                 bits = hashlib.sha256(out.get().tobytes() + lse.get().tobytes()).hexdigest()
                 with guard:
                     digests[str(causal)].add(bits)
@@ -50,7 +55,7 @@ def work():
         errors.append(repr(error))
 
 begin = time.perf_counter()
-cupy_flash.attention(q, k, v) if threads == 1 else None
+cupy_flash.attention(q, k, v, **options) if threads == 1 else None
 cupy.cuda.Device().synchronize()
 first = time.perf_counter() - begin
 workers = [threading.Thread(target=work) for _ in range(threads)]
@@ -61,10 +66,18 @@ print(json.dumps({"compiled": compiled, "digests": found, "errors": errors, "fir
 """
 
 
-def fresh_process(cache: Path, threads: int = 1, calls: int = 2, **variables: str) -> Any:
+def fresh_process(
+    cache: Path,
+    threads: int = 1,
+    calls: int = 2,
+    *,
+    kernel: str = "simt",
+    dtype: str = "float32",
+    **variables: str,
+) -> Any:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     result = subprocess.run(
-        [sys.executable, "-c", FRESH_PROCESS, str(threads), str(calls)],
+        [sys.executable, "-c", FRESH_PROCESS, str(threads), str(calls), kernel, dtype],
         capture_output=True,
         text=True,
         timeout=300,
@@ -81,17 +94,23 @@ def cached(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("*")}
 
 
-def test_sixteen_threads_compile_each_variant_once_and_agree(tmp_path: Path) -> None:
-    report = fresh_process(tmp_path, threads=16, calls=20)
+@every_fast_kernel
+def test_sixteen_threads_compile_each_variant_once_and_agree(
+    kernel: str, dtype: str, tmp_path: Path
+) -> None:
+    report = fresh_process(tmp_path, threads=16, calls=20, kernel=kernel, dtype=dtype)
     assert sorted(report["compiled"].values()) == [1, 1], report["compiled"]
     assert {name: len(bits) for name, bits in report["digests"].items()} == {"False": 1, "True": 1}
 
 
-def test_a_second_process_finds_the_kernels_in_the_cache(tmp_path: Path) -> None:
-    cold = fresh_process(tmp_path)
+@every_fast_kernel
+def test_a_second_process_finds_the_kernels_in_the_cache(
+    kernel: str, dtype: str, tmp_path: Path
+) -> None:
+    cold = fresh_process(tmp_path, kernel=kernel, dtype=dtype)
     written = cached(tmp_path)
     assert written, "the first process left nothing in CUPY_CACHE_DIR"
-    warm = fresh_process(tmp_path)
+    warm = fresh_process(tmp_path, kernel=kernel, dtype=dtype)
     print(f"first call: {cold['first']:.3f} s cold, {warm['first']:.3f} s with a warm cache")
     assert cached(tmp_path) == written, "the second process compiled"
     assert warm["digests"] == cold["digests"]
@@ -99,7 +118,8 @@ def test_a_second_process_finds_the_kernels_in_the_cache(tmp_path: Path) -> None
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    assert fresh_process(tmp_path)["digests"] == cold["digests"], "a damaged cache changed results"
+    repaired = fresh_process(tmp_path, kernel=kernel, dtype=dtype)
+    assert repaired["digests"] == cold["digests"], "a damaged cache changed results"
 
 
 def test_kernels_may_stay_in_memory(tmp_path: Path) -> None:

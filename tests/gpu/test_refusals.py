@@ -15,6 +15,7 @@ import pytest
 
 import cupy_flash
 from cupy_flash import launch, plan
+from gpu_runtime import every_fast_kernel, every_kernel
 
 cupy = pytest.importorskip("cupy")
 
@@ -145,10 +146,13 @@ def arrays_of(options: dict[str, Any]) -> list[Any]:
     return [x for x in flat if isinstance(x, cupy.ndarray)]
 
 
-def test_wide_heads_refuse_simt_with_the_reason(launches: list[Any]) -> None:
-    q, k, v = (cupy.zeros((M, 257), np.float32) for _ in range(3))
+@every_fast_kernel
+def test_wide_heads_are_refused_with_the_reason(
+    kernel: str, dtype: str, launches: list[Any]
+) -> None:
+    q, k, v = (cupy.zeros((M, 257), dtype) for _ in range(3))
     with pytest.raises(ValueError, match=r"d is 257, above 256; p is 257, above 256.*'naive'"):
-        cupy_flash.attention(q, k, v, kernel="simt")
+        cupy_flash.attention(q, k, v, kernel=kernel)
     assert not launches
 
 
@@ -171,12 +175,12 @@ def test_out_may_not_share_an_element(name: str, shift: str, launches: list[Any]
     assert (buffer.get() == before).all()
 
 
-@pytest.mark.parametrize("kernel", ["naive", "simt"])
-def test_out_may_lie_between_the_elements_of_an_input(kernel: str) -> None:
-    q, k, v = drawn(M), drawn(N), drawn(N)
+@every_kernel
+def test_out_may_lie_between_the_elements_of_an_input(kernel: str, dtype: str) -> None:
+    q, k, v = (drawn(rows, dtype) for rows in (M, N, N))
     want = cupy_flash.attention(q, k, v, kernel=kernel).get()
     # q's columns are the even ones, out's the odd ones.
-    both = np.full((BATCH, HEADS, M, 2 * D), SENTINEL, np.float32)
+    both = np.full((BATCH, HEADS, M, 2 * D), SENTINEL, dtype)
     both[..., ::2] = q.get()
     shared = cupy.asarray(both)
     cupy_flash.attention(shared[..., ::2], k, v, out=shared[..., 1::2], kernel=kernel)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 import cupy_flash
+from gpu_attention import options_on_gpu
 from gpu_runtime import fill_with_nan
 from strategies import KERNELS_AND_DTYPES, Case
 
@@ -41,12 +41,9 @@ def unsigned(x: Any) -> Any:
 @pytest.mark.parametrize(("kernel", "dtype"), KERNELS_AND_DTYPES)
 def test_a_thousand_runs_give_the_same_bits(kernel: str, dtype: str, problem: str) -> None:
     arrays = Case(batch=(3,), dtypes=(dtype,) * 3, **PROBLEMS[problem]).build()
-    options = {
-        name: cupy.asarray(value) if isinstance(value, np.ndarray) else value
-        for name, value in arrays.options().items()
-    }
     inputs = [x.cupy() for x in arrays.inputs().values()]
-    call = partial(cupy_flash.attention, *inputs, **options, return_lse=True, kernel=kernel)
+    options = options_on_gpu(arrays) | {"return_lse": True, "kernel": kernel}
+    call = partial(cupy_flash.attention, *inputs, **options)
     first = call()
     results = tuple(cupy.empty_like(x) for x in first)
     want, got = ([unsigned(x) for x in pair] for pair in (first, results))

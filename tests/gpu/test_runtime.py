@@ -9,8 +9,17 @@ import pytest
 
 import cupy_flash
 from cupy_flash import device, plan
-from gpu_runtime import SHAPE, captured, drawn, fill_with_nan, inputs, same_bits, spin
-from strategies import DTYPES
+from gpu_runtime import (
+    SHAPE,
+    captured,
+    drawn,
+    every_kernel,
+    fill_with_nan,
+    inputs,
+    same_bits,
+    spin,
+)
+from strategies import KERNELS_AND_DTYPES
 
 cupy = pytest.importorskip("cupy")
 
@@ -26,9 +35,10 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_a_call_waits_for_its_own_stream(stream: str) -> None:
-    q, k, v = inputs()
-    want = cupy_flash.attention(q, k, v)
+@every_kernel
+def test_a_call_waits_for_its_own_stream(kernel: str, dtype: str, stream: str) -> None:
+    q, k, v = inputs(dtype)
+    want = cupy_flash.attention(q, k, v, kernel=kernel)
     late, out, read = cupy.empty_like(q), cupy.empty_like(q), cupy.empty_like(q)
     fill_with_nan(late, out, read)
     with STREAMS[stream]() as producer:
@@ -36,7 +46,7 @@ def test_a_call_waits_for_its_own_stream(stream: str) -> None:
         cupy.cuda.Device().synchronize()
         spin(100)
         cupy.copyto(late, q)
-        assert cupy_flash.attention(late, k, v, out=out) is out
+        assert cupy_flash.attention(late, k, v, out=out, kernel=kernel) is out
         done = producer.record()
     with cupy.cuda.Stream(non_blocking=True) as reader:
         reader.wait_event(done)
@@ -46,38 +56,39 @@ def test_a_call_waits_for_its_own_stream(stream: str) -> None:
     assert same_bits(read, want)
 
 
-def test_a_call_does_not_wait_for_other_streams() -> None:
-    q, k, v = inputs()
-    out = cupy_flash.attention(q, k, v)
+@every_kernel
+def test_a_call_does_not_wait_for_other_streams(kernel: str, dtype: str) -> None:
+    q, k, v = inputs(dtype)
+    out = cupy_flash.attention(q, k, v, kernel=kernel)
     spin(1)
     cupy.cuda.Device().synchronize()
     with cupy.cuda.Stream(non_blocking=True) as busy:
         spin(500)
         pause_ends = busy.record()
     with cupy.cuda.Stream(non_blocking=True) as ours:
-        cupy_flash.attention(q, k, v, out=out)
+        cupy_flash.attention(q, k, v, out=out, kernel=kernel)
         ours.synchronize()
     still_busy = not pause_ends.done
     pause_ends.synchronize()
     assert still_busy, "attention ended only when another stream's 500 ms were over"
 
 
-def test_a_call_returns_before_the_gpu_has_computed_it() -> None:
-    q, k, v = inputs()
-    lengths = cupy.asarray(np.array([50, 200], np.int32))
-    out = cupy_flash.attention(q, k, v, k_lengths=lengths)
+@every_kernel
+def test_a_call_returns_before_the_gpu_has_computed_it(kernel: str, dtype: str) -> None:
+    q, k, v = inputs(dtype)
+    options = {"k_lengths": cupy.asarray(np.array([50, 200], np.int32)), "kernel": kernel}
+    out = cupy_flash.attention(q, k, v, **options)
     spin(1)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         spin(500)
-        cupy_flash.attention(q, k, v, k_lengths=lengths, out=out)
+        cupy_flash.attention(q, k, v, **options, out=out)
         returned_early = not stream.done
         stream.synchronize()
     assert returned_early, "attention waited for the GPU"
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", ["naive", "simt"])
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS_AND_DTYPES)
 def test_replayed_graphs_give_the_bits_of_calls(kernel: str, dtype: str, causal: bool) -> None:
     q, k, v = inputs(dtype)
     options = {"kernel": kernel, "causal": causal, "return_lse": True}
@@ -94,10 +105,12 @@ def test_replayed_graphs_give_the_bits_of_calls(kernel: str, dtype: str, causal:
                 assert same_bits(got, expected), f"replay {replay} changed {name}"
 
 
-def test_a_graph_reads_lengths_when_it_is_replayed() -> None:
-    q, k, v = inputs()
+@every_kernel
+def test_a_graph_reads_lengths_when_it_is_replayed(kernel: str, dtype: str) -> None:
+    q, k, v = inputs(dtype)
     rows, keys = (cupy.asarray(np.array([200, 200], np.int32)) for _ in range(2))
-    options = {"q_lengths": rows, "k_lengths": keys, "causal": True, "return_lse": True}
+    options: dict[str, Any] = {"kernel": kernel, "causal": True, "return_lse": True}
+    options |= {"q_lengths": rows, "k_lengths": keys}
     results = cupy_flash.attention(q, k, v, **options)
     rng = np.random.default_rng(0)
     with cupy.cuda.Stream(non_blocking=True) as stream:
@@ -118,8 +131,11 @@ def test_a_graph_reads_lengths_when_it_is_replayed() -> None:
                 assert (np.isfinite(lse[entry]) == sees).all(), lengths
 
 
-def test_a_capture_of_a_first_call_is_refused_and_stays_whole(monkeypatch: Any) -> None:
-    q, k, v = inputs()
+@every_kernel
+def test_a_capture_of_a_first_call_is_refused_and_stays_whole(
+    kernel: str, dtype: str, monkeypatch: Any
+) -> None:
+    q, k, v = inputs(dtype)
     out, copy = cupy.empty_like(q), cupy.empty_like(q)
     monkeypatch.setattr("cupy_flash.compile._kernels", {})
     plan.forget()
@@ -127,7 +143,7 @@ def test_a_capture_of_a_first_call_is_refused_and_stays_whole(monkeypatch: Any) 
 
     def capture() -> None:
         with pytest.raises(RuntimeError, match="make the same call once before the capture"):
-            cupy_flash.attention(q, k, v, out=out)
+            cupy_flash.attention(q, k, v, out=out, kernel=kernel)
         state["capturing"] = stream.is_capturing()
         cupy.copyto(copy, q)
 
@@ -138,8 +154,9 @@ def test_a_capture_of_a_first_call_is_refused_and_stays_whole(monkeypatch: Any) 
         graph.launch(stream)
         assert same_bits(copy, q), "what was captured after the refused call didn't run"
         assert np.isnan(out.get()).all(), "the refused call wrote to out"
-        want = cupy_flash.attention(q, k, v)
-        captured(stream, lambda: cupy_flash.attention(q, k, v, out=out)).launch(stream)
+        want = cupy_flash.attention(q, k, v, kernel=kernel)
+        again = captured(stream, lambda: cupy_flash.attention(q, k, v, out=out, kernel=kernel))
+        again.launch(stream)
         assert same_bits(out, want)
 
 
@@ -151,15 +168,17 @@ def two_devices() -> None:
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_arrays_are_computed_on_their_device_whichever_is_current() -> None:
+@every_kernel
+def test_arrays_are_computed_on_their_device_whichever_is_current(kernel: str, dtype: str) -> None:
     arrays = {}
     for index in (0, 1):
         with cupy.cuda.Device(index):
-            arrays[index] = inputs()
+            arrays[index] = inputs(dtype)
+    options = {"kernel": kernel, "causal": True, "return_lse": True}
     results: dict[int, list[Any]] = {0: [], 1: []}
     for current, index in [(0, 1), (1, 0), (0, 0), (1, 1)] * 10:
         with cupy.cuda.Device(current):
-            out, lse = cupy_flash.attention(*arrays[index], causal=True, return_lse=True)
+            out, lse = cupy_flash.attention(*arrays[index], **options)
             assert cupy.cuda.runtime.getDevice() == current, "the current device changed"
         assert out.device.id == lse.device.id == index
         with cupy.cuda.Device(index):
@@ -184,7 +203,6 @@ def test_arrays_on_two_devices_are_refused(moved: str) -> None:
         cupy_flash.attention(q, k, v, **arrays)
 
 
-# What a fresh process prints as its last line; the arguments are threads and calls per thread.
 def test_out_is_what_comes_back() -> None:
     q, k, v = inputs()
     out, lse = cupy.empty_like(q), cupy.empty(SHAPE[:-1], "float32")
@@ -202,9 +220,9 @@ def test_out_is_what_comes_back() -> None:
 
 
 @pytest.mark.parametrize("lengths", [False, True])
-@pytest.mark.parametrize("kernel", ["naive", "simt"])
-def test_a_call_allocates_its_results_alone(kernel: str, lengths: bool) -> None:
-    q, k, v = inputs()
+@every_kernel
+def test_a_call_allocates_its_results_alone(kernel: str, dtype: str, lengths: bool) -> None:
+    q, k, v = inputs(dtype)
     options: dict[str, Any] = {"kernel": kernel, "causal": True, "return_lse": True}
     if lengths:
         options["k_lengths"] = cupy.asarray(np.array([7, 200], np.int64))

@@ -14,14 +14,13 @@ import pytest
 import cupy_flash
 from cupy_flash import accuracy, launch, plan, reference
 from gpu_attention import attention
-from strategies import Case
+from gpu_runtime import every_kernel
+from strategies import DTYPES, KERNEL_DTYPES, KERNELS, Case
 from tolerance import check
 
 cupy = pytest.importorskip("cupy")
 
 pytestmark = pytest.mark.gpu
-
-KERNELS = ("naive", "simt")
 
 
 def release() -> None:
@@ -30,19 +29,21 @@ def release() -> None:
 
 @pytest.mark.parametrize("entries", [65_535, 65_536, 100_000])
 @pytest.mark.parametrize("axis", ["batch", "heads"])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_every_one_of_many_heads_is_right(kernel: str, axis: str, entries: int) -> None:
+@every_kernel
+def test_every_one_of_many_heads_is_right(kernel: str, dtype: str, axis: str, entries: int) -> None:
     lead = (entries, 1) if axis == "batch" else (1, entries)
     m, n, d, p = 3, 2, 2, 3
     number = np.arange(entries).reshape(*lead, 1)
     # Each row picks one of two keys by the sign of its product; the other weighs exp(-120), nothing
-    # beside 1. So each row is its key's row of v exactly, and that row says whose it is.
+    # beside 1. So each row is its key's row of v exactly, and that row says whose it is, in digits
+    # that every dtype holds.
     row_sign = np.where((number >> np.arange(m)) & 1, 60.0, -60.0)
     key_sign = np.where((number // 3 + np.arange(n)) & 1, 1.0, -1.0)
-    q, k = np.zeros((*lead, m, d), np.float32), np.zeros((*lead, n, d), np.float32)
+    q, k = (np.zeros((*lead, rows, d), DTYPES[dtype]) for rows in (m, n))
     q[..., 1], k[..., 1] = row_sign, key_sign
-    v = np.empty((*lead, n, p), np.float32)
-    v[...] = (number * n + np.arange(n))[..., None] + np.array([0, 0.25, 0.5])
+    whose = (number * n + np.arange(n))[..., None]
+    assert whose.max() < 128**p
+    v = (whose // 128 ** np.arange(p) % 128).astype(DTYPES[dtype])
     picked = np.where(row_sign > 0, key_sign[..., 1:] > 0, key_sign[..., 1:] < 0).astype(int)
     want = np.take_along_axis(v, picked[..., None], axis=-2)
     out, lse = cupy_flash.attention(
@@ -139,13 +140,15 @@ def far(alone: None) -> Iterator[Far]:
     release()
 
 
-def assert_within_bounds(q: Any, k: Any, v: Any, out: Any, lse: Any, where: str) -> None:
+def assert_within_bounds(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, kernel: str, where: str
+) -> None:
     exact = reference.attention(q, k, v)
-    scale = reference.default_scale(q.shape[-1])
-    bound = accuracy.out_bound(exact, "float16", q, k, v, scale)
+    scale, dtype = reference.default_scale(q.shape[-1]), out.dtype.name
+    bound = accuracy.out_bound(exact, dtype, q, k, v, scale, kernel)
     compared = accuracy.compare(out, exact.out, bound)
     assert compared.ok, f"out of {where}: {compared}"
-    compared = accuracy.compare(lse, exact.lse, accuracy.lse_bound(exact, "float16", q, k, scale))
+    compared = accuracy.compare(lse, exact.lse, accuracy.lse_bound(exact, dtype, q, k, scale))
     assert compared.ok, f"lse of {where}: {compared}"
 
 
@@ -165,7 +168,8 @@ def test_elements_may_lie_beyond_4_billion_elements(far: Far, kernel: str, axis:
     _, lse = cupy_flash.attention(q, k, v, out=(out, None), return_lse=True, kernel=kernel)
     hosts = (far.on_host(shapes[x], strides, starts[x]) for x in "qkv")
     got = far.read(offsets(shape, strides, 5))
-    assert_within_bounds(*hosts, got, lse.get(), f"views with a {axis} stride of {FAR}")
+    where = f"views with a {axis} stride of {FAR}"
+    assert_within_bounds(*hosts, got, lse.get(), kernel, where)
     assert far.written() == math.prod(shape), "something beside out was written"
 
 
@@ -188,7 +192,7 @@ def test_arrays_may_have_more_than_4_billion_elements(far: Far, kernel: str) -> 
         hosts = [far.on_host((rows, d), (d, 1), start + entry * size) for start in starts.values()]
         got = far.out[entry * size : (entry + 1) * size].get().reshape(rows, d)
         row_lse = lse.reshape(-1)[entry * rows : (entry + 1) * rows].get()
-        assert_within_bounds(*hosts, got, row_lse, f"head {entry} of {entries}")
+        assert_within_bounds(*hosts, got, row_lse, kernel, f"head {entry} of {entries}")
     assert far.written() == math.prod(shape), "not every element was written, or others were"
 
 
@@ -212,25 +216,29 @@ EMPTY = {
 @pytest.mark.parametrize("axis", EMPTY)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_any_axis_may_be_empty(kernel: str, axis: str) -> None:
-    for dtype in ("float16", "float64"):
+    # The smallest and the largest.
+    for dtype in (KERNEL_DTYPES[kernel][0], KERNEL_DTYPES[kernel][-1]):
         arrays = replace(SMALL, dtypes=(dtype,) * 3, **EMPTY[axis]).build()
-        check(arrays, *attention(arrays, kernel))
+        check(arrays, *attention(arrays, kernel), kernel)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_without_columns_and_lse_nothing_is_launched(kernel: str, monkeypatch: Any) -> None:
+@every_kernel
+def test_without_columns_and_lse_nothing_is_launched(
+    kernel: str, dtype: str, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(launch, "kernel", lambda *args: pytest.fail("a kernel was launched"))
-    q, k, v = (x.cupy() for x in replace(SMALL, p=0).build().inputs().values())
+    arrays = replace(SMALL, p=0, dtypes=(dtype,) * 3).build()
+    q, k, v = (x.cupy() for x in arrays.inputs().values())
     assert cupy_flash.attention(q, k, v, kernel=kernel).shape == (2, 4, 5, 0)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_million_keys(kernel: str) -> None:
+@every_kernel
+def test_a_million_keys(kernel: str, dtype: str) -> None:
     n = 2**20
-    arrays = Case((), None, None, m=1, n=n, d=8, p=8, dtypes=("float32",) * 3).build()
-    check(arrays, *attention(arrays, kernel))
+    arrays = Case((), None, None, m=1, n=n, d=8, p=8, dtypes=(dtype,) * 3).build()
+    check(arrays, *attention(arrays, kernel), kernel)
     # A needle 60 above the rest, which weighs 2**20 exp(-60): nothing beside 1.
-    q, k = np.zeros((1, 8), np.float32), np.zeros((n, 8), np.float32)
+    q, k = (np.zeros((rows, 8), DTYPES[dtype]) for rows in (1, n))
     q[0, 3], k[-1, 3] = 60, 1
     v = arrays.v.numpy()
     out = cupy_flash.attention(*map(cupy.asarray, (q, k, v)), scale=1.0, kernel=kernel)
@@ -246,13 +254,15 @@ def test_wide_heads_take_the_naive_kernel(dtype: str) -> None:
     check(arrays, *attention(arrays, None))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_batch_axes_that_do_not_merge(kernel: str, monkeypatch: Any) -> None:
+@every_kernel
+def test_batch_axes_that_do_not_merge(kernel: str, dtype: str, monkeypatch: Any) -> None:
     batch = (2, 3, 2, 3, 2, 2)
     rng = np.random.default_rng(0)
     # q lies with its batch axes in the opposite order, so no two axes are one for all arrays.
-    q = rng.standard_normal((*batch[::-1], 4, 5, 8), np.float32)
-    k, v = (rng.standard_normal((*batch, 2, 6, 8), np.float32) for _ in range(2))
+    q, k, v = (
+        rng.standard_normal(shape, np.float32).astype(DTYPES[dtype])
+        for shape in ((*batch[::-1], 4, 5, 8), *[(*batch, 2, 6, 8)] * 2)
+    )
     turned = (5, 4, 3, 2, 1, 0, 6, 7, 8)
     on_gpu = [cupy.asarray(q).transpose(turned), cupy.asarray(k), cupy.asarray(v)]
     q = q.transpose(turned)
@@ -262,13 +272,7 @@ def test_batch_axes_that_do_not_merge(kernel: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(launch, "kernel", lambda *args: launches.append(args) or find(*args))
     out, lse = cupy_flash.attention(*on_gpu, kernel=kernel, return_lse=True)
     assert len(launches) == batch[0] * batch[1], "one launch for each index of the outer two axes"
-    exact = reference.attention(q, k, v)
-    scale = reference.default_scale(8)
-    bound = accuracy.out_bound(exact, "float32", q, k, v, scale)
-    compared = accuracy.compare(out.get(), exact.out, bound)
-    assert compared.ok, compared
-    bound = accuracy.lse_bound(exact, "float32", q, k, scale)
-    assert accuracy.compare(lse.get(), exact.lse, bound).ok
+    assert_within_bounds(q, k, v, out.get(), lse.get(), kernel, "axes that do not merge")
 
 
 def test_memory_grows_with_n_alone() -> None:
