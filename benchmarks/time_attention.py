@@ -43,18 +43,24 @@ SAMPLE_ROWS = 16
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows of a result: where they are, their exact values and the bound of their errors."""
+    """Some rows of a result: where they are, their inputs and their exact values."""
 
     where: tuple[Any, ...]
-    exact: np.ndarray[Any, Any]
-    bound: np.ndarray[Any, Any]
+    inputs: tuple[np.ndarray[Any, Any], ...]
+    exact: reference.Reference
+
+    def compare(self, out: Any, family: str | None) -> accuracy.Comparison:
+        """Compare the rows with the exact ones, within the bound of what computed them."""
+        q, k, v = self.inputs
+        scale = reference.default_scale(q.shape[-1])
+        bound = accuracy.out_bound(self.exact, q.dtype.name, q, k, v, scale, family)
+        return accuracy.compare(cupy.asnumpy(out[self.where]), self.exact.out, bound)
 
 
-def samples(arrays: list[Any], causal: bool, dtype: str) -> list[Sample]:
+def samples(arrays: list[Any], causal: bool) -> list[Sample]:
     """Compute some rows of the first and the last head in float64 (float64 in long double)."""
-    heads, n, d = arrays[0].shape[1:]
+    heads, n = arrays[0].shape[1:3]
     rows = min(SAMPLE_ROWS, n)
-    scale = reference.default_scale(d)
     found = []
     for head in sorted({0, heads - 1}):
         k, v = (cupy.asnumpy(x[0, head]) for x in arrays[1:])
@@ -62,14 +68,13 @@ def samples(arrays: list[Any], causal: bool, dtype: str) -> list[Sample]:
             where = (0, head, slice(begin, begin + rows))
             q = cupy.asnumpy(arrays[0][where])
             exact = reference.attention(q, k, v, causal=causal, offset=begin)
-            bound = accuracy.out_bound(exact, dtype, q, k, v, scale)
-            found.append(Sample(where, exact.out, bound))
+            found.append(Sample(where, (q, k, v), exact))
     return found
 
 
-def errors(out: Any, checks: list[Sample]) -> dict[str, float]:
+def errors(out: Any, checks: list[Sample], family: str | None) -> dict[str, float]:
     """Return largest and rms error, and the largest error / bound, over the samples."""
-    compared = [accuracy.compare(cupy.asnumpy(out[s.where]), s.exact, s.bound) for s in checks]
+    compared = [sample.compare(out, family) for sample in checks]
     return {
         "max_error": max(c.max_error for c in compared),
         "rms_error": math.sqrt(sum(c.rms_error**2 for c in compared) / len(compared)),
@@ -89,11 +94,12 @@ def measure(
         "naive": lambda: attention(q, k, v, causal=causal, out=out, kernel="naive"),
         "unfused": lambda: standard_attention(q, k, v, causal=causal),
     }
-    checks = samples([q, k, v], causal, dtype)
+    checks = samples([q, k, v], causal)
+    families = {"auto": explain(q, k, v, causal=causal).kernel, "naive": "naive"}
     found: dict[str, dict[str, Any]] = {}
     for name, call in list(calls.items()):
         try:
-            found[name] = errors(call(), checks)
+            found[name] = errors(call(), checks, families.get(name))
         except Exception as error:
             # What CuPy can't do (a batched matmul of bfloat16, S beyond the memory) is a result.
             if name != "unfused":
@@ -105,7 +111,7 @@ def measure(
     flops = 4 * heads * n * n * d / (2 if causal else 1)
     for name, seconds in times.items():
         found[name] |= {"seconds": seconds, "tflops": flops / seconds / 1e12}
-    found["auto"]["kernel"] = explain(q, k, v, causal=causal).kernel
+    found["auto"]["kernel"] = families["auto"]
     problem = {"dtype": dtype, "n": n, "d": d, "heads": heads, "causal": causal}
     return {**problem, "candidates": found}
 

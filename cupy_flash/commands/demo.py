@@ -177,10 +177,11 @@ def _measure(inputs: Inputs, where: Place, missing: str | None) -> Measured:
             )
         except MemoryError:
             unfused = "out of memory"
+    explanation = explain(q, k, v)
     return Measured(
         inputs=inputs,
-        explanation=explain(q, k, v),
-        error=_error(inputs, where.host(out)),
+        explanation=explanation,
+        error=_error(inputs, where.host(out), explanation.kernel),
         first=first,
         seconds=where.seconds(call),
         extra_bytes=where.extra_bytes(call),
@@ -188,14 +189,14 @@ def _measure(inputs: Inputs, where: Place, missing: str | None) -> Measured:
     )
 
 
-def _error(inputs: Inputs, out: Any) -> Comparison:
+def _error(inputs: Inputs, out: Any, family: str | None = None) -> Comparison:
     """Compare the checked heads and rows with exact attention; the worst head's comparison."""
     comparisons = []
     for head in inputs.heads:
         q, k, v = inputs.q[head][inputs.rows], inputs.k[head], inputs.v[head]
         exact = reference.attention(q, k, v)
         scale = reference.default_scale(q.shape[-1])
-        bound = out_bound(exact, inputs.dtype, q, k, v, scale)
+        bound = out_bound(exact, inputs.dtype, q, k, v, scale, family)
         comparisons.append(compare(out[head][inputs.rows], exact.out, bound))
     return max(comparisons, key=lambda comparison: comparison.ratio)
 
