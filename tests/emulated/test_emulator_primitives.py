@@ -19,7 +19,9 @@ def test_primitive_computes_its_definition(name: str) -> None:
         np.testing.assert_array_equal(emulated(primitive, flush_subnormals=flush), expected)
 
 
-@pytest.mark.parametrize("name", ["load_matrix", "load_matrix_transposed", "copy_async of 16 bytes"])
+@pytest.mark.parametrize(
+    "name", ["load_matrix", "load_matrix_transposed", "copy_async of 16 bytes"]
+)
 @pytest.mark.parametrize("landing", LANDINGS.values(), ids=LANDINGS.keys())
 def test_result_is_the_same_in_every_order(name: str, landing: int) -> None:
     primitive = PRIMITIVES[name]
