@@ -124,10 +124,11 @@ def attention(
            [1. ]])
     """
     results = out if type(out) is tuple else (out, None)
-    plan, key, pointers = recall(
-        (q, k, v, mask, bias, alibi_slopes, sinks, q_lengths, k_lengths, *results),
-        (scale, causal, offset, window, softcap, precision, return_lse, kernel),
-    )
+    given = (q, k, v, *results)
+    if not (mask is bias is alibi_slopes is sinks is q_lengths is k_lengths is None):
+        given = (q, k, v, mask, bias, alibi_slopes, sinks, q_lengths, k_lengths, *results)
+    values = (scale, causal, offset, window, softcap, precision, return_lse, kernel)
+    plan, key, pointers = recall(given, values)
     if plan is not None:
         out, lse = launch.run(plan, pointers, *results)
         return (out, lse) if return_lse else out

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from cupy_flash import device as devices
-from cupy_flash.arrays import ArrayInfo, byte_range, describe, to_dtype
+from cupy_flash.arrays import ArrayInfo, byte_range, describe, planned, to_dtype
 from cupy_flash.compile import kernel
+from cupy_flash.driver import Driver, driver
 from cupy_flash.params import PARAMS_DTYPE, launches
-from cupy_flash.plan import MOST_STEPS, Fresh, Key, Pair, Plan, Step, keep
+from cupy_flash.plan import MOST_STEPS, Fresh, Key, Pair, Plan, keep
 from cupy_flash.problem import Problem, memory_order
 from cupy_flash.select import Variant, choose
+from cupy_flash.step import Step
 
 _WORD = 8
 # Stands for every address while a call is planned, so that what is added to one may be negative.
 _BASE = 1 << 62
-# CuPy copies bytes without fields into a launch in a tenth of the time that a struct takes.
-_BYTES = np.dtype((np.void, PARAMS_DTYPE.itemsize))
 
 
 def forward(
@@ -52,21 +51,27 @@ def make_plan(problem: Problem, variant: Variant, given: Mapping[str, Any]) -> P
     """Plan a call of the arrays `given`, by operand; the problem's other results are fresh."""
     fresh = {}
     if "o" not in given:
-        shape, axes = memory_order(problem)
-        fresh["o"] = Fresh(shape, to_dtype(problem.dtype), axes)
+        fresh["o"] = _fresh_out(problem)
     if "lse" not in given and problem.lse is not None:
-        fresh["lse"] = Fresh(problem.lse_shape, to_dtype(problem.accumulate))
-    places = {name: _place(name) for name in (*given, *fresh)}
-    steps = _steps(problem, variant, places)
+        dtype = to_dtype(problem.accumulate)
+        size = math.prod(problem.lse_shape) * dtype.itemsize
+        fresh["lse"] = Fresh(problem.lse_shape, dtype, size)
+    steps = _steps(problem, variant, (*given, *fresh))
     first = tuple(itertools.islice(steps, MOST_STEPS + 1))
     return Plan(
         device=problem.device or 0,
-        places=tuple(places.values()),
         pairs=tuple(_pairs({name: describe(name, x) for name, x in given.items()})),
         out=fresh.get("o"),
         lse=fresh.get("lse"),
         steps=first if len(first) <= MOST_STEPS else itertools.chain(first, steps),
     )
+
+
+def _fresh_out(problem: Problem) -> Fresh:
+    shape, axes = memory_order(problem)
+    info = planned(shape, to_dtype(problem.dtype))
+    strides = None if axes is None else tuple(info.strides[axis] for axis in axes)
+    return Fresh(problem.out_shape, info.dtype, math.prod(shape) * info.dtype.itemsize, strides)
 
 
 def _pairs(given: Mapping[str, ArrayInfo]) -> Iterator[Pair]:
@@ -89,17 +94,20 @@ def _place(name: str) -> int:
     return (start + operand.fields["data"][1]) // _WORD
 
 
-def _steps(problem: Problem, variant: Variant, places: Mapping[str, int]) -> Iterator[Step]:
-    for launch in launches(problem, variant, dict.fromkeys(places, _BASE)):
+def _steps(problem: Problem, variant: Variant, operands: tuple[str, ...]) -> Iterator[Step]:
+    places = tuple(map(_place, operands))
+    for launch in launches(problem, variant, dict.fromkeys(operands, _BASE)):
+        function = kernel(variant, problem.device or 0)
         words = array("q", launch.params.tobytes())
-        for place in places.values():
-            words[place] -= _BASE
         yield Step(
-            function=kernel(variant, problem.device or 0),
-            grid=(launch.grid,),
-            block=(variant.tile.threads,),
+            function=function,
+            handle=function.kernel.ptr,
+            grid=launch.grid,
+            threads=variant.tile.threads,
             shared_memory=variant.shared_memory,
             words=words,
+            places=places,
+            shifts=tuple(words[place] - _BASE for place in places),
         )
 
 
@@ -119,25 +127,23 @@ def run(plan: Plan, pointers: list[int], out: Any, lse: Any) -> tuple[Any, Any]:
     out, lse : array
         Given or fresh; lse None if the call doesn't want it.
     """
-    cupy = devices.import_cupy()
-    if cupy.cuda.runtime.getDevice() != plan.device:
-        with cupy.cuda.Device(plan.device):
+    cuda = driver()
+    if cuda.current_device() != plan.device:
+        with devices.import_cupy().cuda.Device(plan.device):
             return run(plan, pointers, out, lse)
     if plan.out is not None:
-        out = _allocate(cupy, plan.out)
+        out = _allocate(cuda, plan.out)
         pointers.append(out.data.ptr)
     if plan.lse is not None:
-        lse = _allocate(cupy, plan.lse)
+        lse = _allocate(cuda, plan.lse)
         pointers.append(lse.data.ptr)
+    stream = cuda.current_stream(plan.device).ptr or cuda.default_stream
     for step in plan.steps:
-        words = step.words[:]
-        for i, place in enumerate(plan.places):
-            words[place] += pointers[i]
-        params = np.frombuffer(words, _BYTES)[0]
-        step.function(step.grid, step.block, (params,), shared_mem=step.shared_memory)
+        step.launch(cuda, stream, pointers)
     return out, lse
 
 
-def _allocate(cupy: Any, fresh: Fresh) -> Any:
-    result = cupy.empty(fresh.shape, fresh.dtype)
-    return result if fresh.axes is None else result.transpose(fresh.axes)
+def _allocate(cuda: Driver, fresh: Fresh) -> Any:
+    # cupy.empty asks for a contiguous array by name of its order, and a transposed view of it would
+    # be a second array.
+    return cuda.ndarray(fresh.shape, fresh.dtype, cuda.allocate(fresh.size), fresh.strides)

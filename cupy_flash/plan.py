@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cupy_flash.arrays import describe, share_an_element
+from cupy_flash.step import Step
 
-# A plan of one launch takes about 3 KB of host memory; the oldest one makes room for the next.
+# A plan of one launch takes about 4 KB of host memory; the oldest one makes room for the next.
 MOST_PLANS = 1024
 # A call of more launches than this is planned anew each time.
 MOST_STEPS = 128
@@ -33,39 +33,19 @@ class Fresh:
     Attributes
     ----------
     shape : tuple of int
-        Its axes in memory order, outermost first.
+        Its extents.
     dtype : numpy.dtype
         The element type.
-    axes : tuple of int or None
-        The transposition that puts the axes in order; None if they are.
+    size : int
+        Its bytes.
+    strides : tuple of int or None
+        Bytes from an element to the next one of each axis; None if it is C-contiguous.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    axes: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One launch.
-
-    Attributes
-    ----------
-    function : cupy.RawKernel
-        The compiled kernel.
-    grid, block : tuple of int
-        Numbers of blocks and of threads.
-    shared_memory : int
-        Bytes of dynamic shared memory of a block.
-    words : array of int64
-        The kernel's struct; in the place of each address what is to be added to it, in bytes.
-    """
-
-    function: Any
-    grid: tuple[int]
-    block: tuple[int]
-    shared_memory: int
-    words: array[int] = field(repr=False)
+    size: int
+    strides: tuple[int, ...] | None = None
 
 
 class Pair(NamedTuple):
@@ -89,19 +69,16 @@ class Plan:
     ----------
     device : int
         The CUDA device that computes it.
-    places : tuple of int
-        The word of the struct that holds each address: those of the arrays given, then those of
-        the fresh results.
     pairs : tuple of Pair
         The arrays given that may not share an element.
     out, lse : Fresh or None
         How a result is allocated; None if the caller gave the array or doesn't want it.
     steps : iterable of Step
-        The launches in their order: a tuple, or of more than `MOST_STEPS` an iterator.
+        The launches in their order, for the addresses of the arrays given and then those of the
+        fresh results: a tuple, or of more than `MOST_STEPS` an iterator.
     """
 
     device: int
-    places: tuple[int, ...]
     pairs: tuple[Pair, ...]
     out: Fresh | None
     lse: Fresh | None
@@ -134,17 +111,18 @@ def recall(
     pointers : list of int
         The addresses of the arrays given.
     """
+    # Another thread may be importing it.
     ndarray = getattr(sys.modules.get("cupy"), "ndarray", None)
     parts: list[Any] = [values, *map(type, values)]
     pointers = []
     for x in arrays:
-        if x is None:
-            parts.append(None)
-        elif type(x) is ndarray:
+        if type(x) is ndarray:
             data = x.data
             pointer = data.ptr
             pointers.append(pointer)
             parts.append((x.shape, x.strides, x.dtype, data.device_id, pointer % ALIGNMENT))
+        elif x is None:
+            parts.append(None)
         else:
             return None, None, pointers
     key = tuple(parts)

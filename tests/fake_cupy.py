@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 import types
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cupy_flash import attention, compile, device, launch, plan
+from cupy_flash import attention, compile, device, driver, launch, plan
 from cupy_flash.arrays import to_dtype
 from cupy_flash.params import PARAMS_DTYPE
 
@@ -23,29 +24,39 @@ class CompileException(Exception):
     pass
 
 
-class FakeArray:
-    """A cupy.ndarray over host memory."""
+class DriverError(Exception):
+    pass
 
-    def __init__(self, host, index=0):
+
+class FakeArray:
+    """A cupy.ndarray over host memory: of a host array and a device, or as CuPy makes one."""
+
+    def __init__(self, shape, dtype=0, memory=None, strides=None):
+        if memory is None:
+            host, index = shape, dtype
+        else:
+            host, index = np.ndarray(shape, dtype, memory.host, 0, strides), memory.device_id
         self.host, self.index = host, index
         self.shape, self.strides, self.dtype = host.shape, host.strides, host.dtype
         pointer = host.__array_interface__["data"][0]
         self.data = SimpleNamespace(ptr=pointer if host.size else 0, device_id=index)
 
-    def transpose(self, axes):
-        return FakeArray(self.host.transpose(axes), self.index)
-
 
 class FakeCupy(types.ModuleType):
-    """Counts compilations, records launches, knows two H200s; `broken` makes NVRTC refuse."""
+    """Counts compilations, records launches, knows two H200s.
+
+    `broken` makes NVRTC refuse, `refusing` the driver, unless RawKernel asks it.
+    """
 
     ndarray = FakeArray
 
     def __init__(self):
         super().__init__("cupy")
-        self.current, self.capturing, self.broken = 0, False, False
-        self.modules, self.calls = [], []
-        self.while_compiling = lambda: None
+        self.current, self.capturing, self.broken, self.refusing = 0, False, False, False
+        # CuPy's current stream of each device.
+        self.streams = [0, 0]
+        self.modules, self.functions, self.calls = [], [], []
+        self.while_compiling = self.while_launching = lambda: None
         fake = self
 
         class Device:
@@ -70,12 +81,30 @@ class FakeCupy(types.ModuleType):
         self.cuda.runtime = SimpleNamespace(
             getDeviceProperties=lambda index: properties, getDevice=lambda: self.current
         )
-        self.cuda.get_current_stream = lambda: SimpleNamespace(is_capturing=lambda: self.capturing)
+        self.cuda.get_current_stream = self.get_current_stream
+        self.cuda.alloc = self.alloc
+        self.cuda.driver = SimpleNamespace(
+            launchKernel=self.launch_kernel, CUDADriverError=DriverError
+        )
         self.cuda.compiler = SimpleNamespace(CompileException=CompileException)
         self.cuda.nvrtc = SimpleNamespace(getVersion=lambda: (12, 9))
 
-    def empty(self, shape, dtype=float):
-        return FakeArray(np.full(shape, 7, dtype), self.current)
+    def get_current_stream(self, device=None):
+        ptr = self.streams[self.current if device is None else device]
+        return SimpleNamespace(ptr=ptr, is_capturing=lambda: self.capturing)
+
+    def alloc(self, size):
+        return SimpleNamespace(host=np.full(size, 7, np.uint8), device_id=self.current)
+
+    def launch_kernel(self, handle, *sizes_and_rest):
+        *sizes, shared_mem, stream, parameters, extra = sizes_and_rest
+        self.while_launching()
+        if self.refusing:
+            raise DriverError
+        assert extra == 0
+        address = ctypes.c_void_p.from_address(parameters).value
+        params = ctypes.string_at(address, PARAMS_DTYPE.itemsize)
+        self.functions[handle].record(sizes[:3], sizes[3:], params, shared_mem, stream)
 
     def RawModule(self, **given):
         self.modules.append(given)
@@ -94,13 +123,20 @@ class FakeFunction:
 
     def __init__(self, cupy, name):
         self.cupy, self.name, self.loaded_on = cupy, name, cupy.current
+        self.kernel = SimpleNamespace(ptr=len(cupy.functions))
+        cupy.functions.append(self)
 
     def __call__(self, grid, block, arguments, *, shared_mem=0):
-        assert self.cupy.current == self.loaded_on, "launched on another device"
-        call = SimpleNamespace(grid=grid, block=block, shared_mem=shared_mem, function=self)
         (argument,) = arguments
         assert isinstance(argument, np.void), "CuPy passes it by value"
-        (call.params,) = np.frombuffer(argument.tobytes(), PARAMS_DTYPE)
+        sizes = ((*size, 1, 1)[:3] for size in (grid, block))
+        self.record(*sizes, argument.tobytes(), shared_mem, None)
+
+    def record(self, grid, block, params, shared_mem, stream):
+        assert self.cupy.current == self.loaded_on, "launched on another device"
+        call = SimpleNamespace(grid=tuple(grid), block=tuple(block), shared_mem=shared_mem)
+        call.function, call.stream = self, stream
+        (call.params,) = np.frombuffer(params, PARAMS_DTYPE)
         self.cupy.calls.append(call)
 
 
@@ -109,10 +145,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCupy]:
     fake = FakeCupy()
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setitem(sys.modules, "cupy.cuda", fake.cuda)
+    backends = {f"cupy_backends{name}": types.ModuleType(name) for name in ("", ".cuda")}
+    backends["cupy_backends.cuda.stream"] = SimpleNamespace(get_default_stream_ptr=lambda: 1)
+    for name, module in backends.items():
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(compile, "_kernels", {})
     monkeypatch.setattr(compile, "_locks", {})
     monkeypatch.setattr(plan, "_plans", {})
-    caches = device.actual, device.nvrtc_version
+    caches = device.actual, device.nvrtc_version, driver.driver
     for cache in caches:
         cache.cache_clear()
     yield fake

@@ -168,6 +168,28 @@ def test_two_threads_share_a_plan(planned: list[Any]) -> None:
     assert len(planned) <= 2
 
 
+@pytest.mark.parametrize("given_stream", [False, True])
+def test_a_thread_may_begin_with_a_warm_call(given_stream: bool, planned: list[Any]) -> None:
+    # It has no CUDA context yet, and with a result given nothing before the launch makes one.
+    arrays = inputs()
+    want, out = cupy_flash.attention(*arrays), cupy.empty_like(arrays[0])
+    cupy_flash.attention(*arrays, out=out)
+    fill_with_nan(out)
+    stream = cupy.cuda.Stream(non_blocking=True) if given_stream else cupy.cuda.Stream.null
+    cupy.cuda.Device().synchronize()
+    planned.clear()
+
+    def work() -> None:
+        with stream:
+            cupy_flash.attention(*arrays, out=out)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+    stream.synchronize()
+    assert not planned
+    assert same_bits(out, want)
+
+
 def test_a_warm_call_refuses_an_overlap_and_writes_nothing(planned: list[Any]) -> None:
     q, k, v = inputs()
     apart = cupy.empty_like(q)

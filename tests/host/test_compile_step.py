@@ -158,8 +158,8 @@ def test_a_launch(cupy, kernel):
     (call,) = cupy.calls
     assert call.function.name == f"cupy_flash_forward_{kernel}"
     rows, threads = (4, 128) if kernel == "naive" else (64, 128)
-    assert call.grid == (-(-70 // rows) * 6 * 2,)
-    assert call.block == (threads,)
+    assert call.grid == (-(-70 // rows) * 6 * 2, 1, 1)
+    assert call.block == (threads, 1, 1)
     assert (call.shared_mem > 0) == (kernel == "simt")
     for name, array in {"q": q, "k": k, "v": v, "o": out, "lse": lse}.items():
         assert call.params[name]["data"] == array.data.ptr

@@ -20,7 +20,18 @@ from cupy_flash.options import check_options
 from cupy_flash.params import launches
 from cupy_flash.problem import make_problem
 from cupy_flash.select import choose
-from fake_cupy import SHAPE, FakeArray, call, installed, lengths, on_gpu, planned, qkv
+from fake_cupy import (
+    SHAPE,
+    DriverError,
+    FakeArray,
+    FakeFunction,
+    call,
+    installed,
+    lengths,
+    on_gpu,
+    planned,
+    qkv,
+)
 from layouts import strided
 from strategies import DTYPES, cases
 
@@ -67,7 +78,7 @@ def expected(inputs, options, out, lse):
         arrays["lse"] = lse
     pointers = {name: x.data.ptr for name, x in arrays.items()}
     variant = choose(problem, assumed(90)).variant
-    return [(x.params.tobytes(), (x.grid,)) for x in launches(problem, variant, pointers)]
+    return [(x.params.tobytes(), (x.grid, 1, 1)) for x in launches(problem, variant, pointers)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -147,6 +158,60 @@ def test_a_current_device_is_not_entered_again(cupy, monkeypatch):
 
     monkeypatch.setattr(cupy.cuda, "Device", refuse)
     call({})
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_call_launches_on_the_current_stream_of_its_device(cupy, index):
+    for stream, wanted in ((0, 1), (50, 50), (60, 60), (0, 1)):
+        cupy.streams = [7, 7]
+        cupy.streams[index] = stream
+        attention(*qkv(index=index))
+        assert cupy.calls[-1].stream == wanted
+
+
+def test_a_launch_that_the_driver_refuses_is_left_to_rawkernel(cupy, cold):
+    arrays, out = qkv(), on_gpu()
+    for cupy.refusing in (False, True, True, False):
+        attention(*arrays, out=out, causal=True)
+    assert len(cold) == 1
+    assert [launched.stream is None for launched in cupy.calls] == [False, True, True, False]
+    first, *others = cupy.calls
+    for launched in others:
+        for name in ("params", "function", "grid", "block", "shared_mem"):
+            assert getattr(launched, name) == getattr(first, name)
+
+
+def test_what_rawkernel_refuses_too_is_raised(cupy, monkeypatch):
+    call({})
+
+    def refuse(*args, **kwargs):
+        raise DriverError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(FakeFunction, "__call__", refuse)
+    cupy.refusing = True
+    with pytest.raises(DriverError, match="illegal memory access"):
+        call({})
+    cupy.refusing = False
+    call({})
+    assert len(cupy.calls) == 2
+
+
+def test_a_call_within_a_launch_has_a_struct_of_its_own(cupy, cold):
+    outer, inner = qkv(), qkv()
+    attention(*outer)
+    results = []
+
+    def interrupt():
+        cupy.while_launching = lambda: None
+        results.append(attention(*inner))
+
+    cupy.while_launching = interrupt
+    cupy.calls.clear()
+    results.append(attention(*outer))
+    assert len(cold) == 1
+    for launched, (q, _, _), out in zip(cupy.calls, (inner, outer), results, strict=True):
+        assert launched.params["q"]["data"] == q.data.ptr
+        assert launched.params["o"]["data"] == out.data.ptr
 
 
 def test_warm_calls_can_be_captured_and_cold_ones_not(cupy):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -199,6 +201,12 @@ def test_numpy_arrays_and_mixtures_pass_by(cupy):
     with pytest.raises(TypeError, match="k a numpy array"):
         call({"k": on_gpu().host})
     assert len(plan._plans) == 1
+
+
+def test_numpy_arrays_are_computed_while_cupy_is_being_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    x = np.ones((4, 5))
+    assert (attention(x, x, x) == 1).all()
 
 
 def overlapping(result, other, before):
