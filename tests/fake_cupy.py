@@ -38,6 +38,7 @@ class FakeArray:
             host, index = np.ndarray(shape, dtype, memory.host, 0, strides), memory.device_id
         self.host, self.index = host, index
         self.shape, self.strides, self.dtype = host.shape, host.strides, host.dtype
+        self._c_contiguous = host.flags.c_contiguous
         pointer = host.__array_interface__["data"][0]
         self.data = SimpleNamespace(ptr=pointer if host.size else 0, device_id=index)
 

@@ -43,6 +43,7 @@ class FakeArray:
     def __init__(self, shape, dtype=np.float32, device=0, pointer=1 << 40):
         like = np.empty(shape, dtype)
         self.shape, self.strides, self.dtype = like.shape, like.strides, like.dtype
+        self._c_contiguous = True
         self.data = SimpleNamespace(device_id=device, ptr=pointer)
 
 

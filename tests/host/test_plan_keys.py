@@ -85,6 +85,20 @@ def test_every_different_call_is_planned_once_and_launched_twice(cupy, cold):
     assert len(cold) == len(DIFFERENT) + 1
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_the_stride_of_an_extent_of_one_is_no_difference(cupy, cold, name, axis):
+    shape = tuple(1 if i == axis else extent for i, extent in enumerate(SHAPE))
+    arrays = {name: on_gpu(shape) for name in ("q", "k", "v", "out")}
+    host = arrays[name].host
+    strides = [4 if i == axis else stride for i, stride in enumerate(host.strides)]
+    for x in (host, np.lib.stride_tricks.as_strided(host, strides=strides)):
+        call(arrays | {name: FakeArray(x)})
+    first, second = cupy.calls
+    assert first.params == second.params
+    assert len(cold) == 1
+
+
 # What may be warm, and spellings that equal it and must still be refused.
 SPELLINGS = [
     ({"causal": True}, {"causal": 1}, TypeError),
