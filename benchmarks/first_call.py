@@ -1,28 +1,21 @@
-"""Time the first call of a process, cold and with a warm cache, and the host cost of later ones.
+"""Time the first call of a process, cold and with a warm cache.
 
     python benchmarks/first_call.py --json benchmarks/results/first_call.json
 
 A first call loads NVRTC, compiles the kernel or finds it in CuPy's cache, loads it, and runs. Each
 is measured in a process of its own, twice in one new cache folder: cold, then warm. The CUDA
 context exists and the arrays are on the GPU by then; that and importing CuPy is told apart.
-
-Later calls are made in this process, a thousand in a row without waiting. Where the host's time and
-the time until the GPU is done are the same, the host is the limit. torch's
-scaled_dot_product_attention takes its turns among them if torch is installed and sees the GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +23,6 @@ FAMILIES = ("naive", "simt")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DIMS = (64, 128)
 N = 256
-CALLS = 1000
-SAMPLES = 15
-WARM_SHAPE = (1, 8, 128, 64)
 ROOT = Path(__file__).parents[1]
 
 
@@ -70,65 +60,6 @@ def fresh(arguments: list[str], cache: str) -> dict[str, float]:
     return measured
 
 
-def candidates(dtype: str) -> dict[str, Callable[[], Any]]:
-    """Return what is called in a row: ours, and torch's beside it where torch is installed."""
-    import numpy as np
-
-    import cupy_flash
-    from gpu_timing import random_array
-
-    rng = np.random.default_rng(0)
-    q, k, v, out = (random_array(rng, WARM_SHAPE, np.dtype(dtype)) for _ in range(4))
-    calls: dict[str, Callable[[], Any]] = {
-        "out given": lambda: cupy_flash.attention(q, k, v, out=out),
-        "out allocated": lambda: cupy_flash.attention(q, k, v),
-    }
-    if torch_version():
-        import torch
-
-        if torch.cuda.is_available():
-            on_gpu = [torch.from_numpy(x.get()).to("cuda") for x in (q, k, v)]
-            attend = torch.nn.functional.scaled_dot_product_attention
-            calls["torch SDPA"] = lambda: attend(*on_gpu)
-    return calls
-
-
-def torch_version() -> str | None:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def host_microseconds(dtype: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the median and the least of the host's time per call of many in a row.
-
-    And of the time until the GPU is done too. The candidates take turns, so that what slows the
-    host for a while slows them all.
-    """
-    import cupy
-
-    calls = candidates(dtype)
-    for call in calls.values():
-        call()
-    samples: dict[str, list[float]] = {}
-    for _ in range(SAMPLES):
-        for name, call in calls.items():
-            cupy.cuda.Device().synchronize()
-            begin = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            host = time.perf_counter() - begin
-            cupy.cuda.Device().synchronize()
-            done = time.perf_counter() - begin
-            for when, seconds in (("host", host), ("until the GPU is done", done)):
-                samples.setdefault(f"{name}, {when}", []).append(seconds / CALLS * 1e6)
-    return (
-        {name: statistics.median(times) for name, times in samples.items()},
-        {name: min(times) for name, times in samples.items()},
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -160,23 +91,8 @@ def main() -> None:
                 table.append([family, dtype, str(d), *(f"{x:.4f}" for x in figures)])
                 print(*table[-1], flush=True)
     print("", *aligned(table), sep="\n")
-    medians, least = {}, {}
-    costs = [["dtype", "candidate", "median us", "least us"]]
-    for dtype in ("float16", "float32"):
-        medians[dtype], least[dtype] = host_microseconds(dtype)
-        for name, median in medians[dtype].items():
-            costs.append([dtype, name, f"{median:.1f}", f"{least[dtype][name]:.1f}"])
-    print(f"\nper call, of {SAMPLES} times {CALLS} calls in a row on {WARM_SHAPE}:")
-    print(*aligned(costs), sep="\n")
     if args.json:
-        results = {
-            "machine": machine(),
-            "torch": torch_version(),
-            "n": N,
-            "first_calls": firsts,
-            "microseconds": medians,
-            "least_microseconds": least,
-        }
+        results = {"machine": machine(), "n": N, "first_calls": firsts}
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
