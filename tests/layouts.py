@@ -19,8 +19,8 @@ LAYOUTS = (
 )
 # Results can't broadcast: elements that share memory are refused.
 OUT_LAYOUTS = tuple(layout for layout in LAYOUTS if layout != "broadcast")
-# Rows at multiples of so many elements. Those of 16 bits can then be copied in units of 16 or 4
-# bytes whatever their length, so the last unit of a row may hold less than it could.
+# Rows at multiples of so many elements. Those of 16 bits then begin at multiples of 16 or 4 bytes
+# whatever their length, so that they may end inside such a unit.
 PITCHES = {"pitch 8": 8, "pitch 2": 2}
 
 MARGIN = 24

@@ -45,7 +45,7 @@ DIMS = {
         *((128, 104), (97, 128), (192, 136), (130, 192), (256, 200), (193, 256)),
     ),
 }
-# With the pitches, 33 columns of 16 bits are units of 16 or 4 bytes of which the last is in part.
+# With the pitches, rows of 33 columns of 16 bits begin at units of 16 or 4 bytes, and end in one.
 IN_EVERY_LAYOUT = {
     "naive": (("float32", 33, 40),),
     "simt": (("float32", 33, 40),),
