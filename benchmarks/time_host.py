@@ -101,7 +101,8 @@ def pieces(q: Any, k: Any, v: Any, out: Any) -> Calls:
         "launch by RawKernel": lambda: step.function(
             (step.grid,), (step.threads,), (params,), shared_mem=step.shared_memory
         ),
-        "launch by the driver alone": lambda: cuda.launch(
+        # Holds on to the struct, of which the driver gets the address.
+        "launch by the driver alone": lambda words=words: cuda.launch(
             step.handle, *sizes, stream, arguments, 0
         ),
     }
