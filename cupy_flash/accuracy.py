@@ -10,8 +10,8 @@ e = 2**-24 (2**-53 for float64):
   ``E = (sum P (exp(delta) - 1) |v| + |o| sum P (exp(delta) - 1)) / sum P exp(-delta)``;
 * an output of magnitude ``A = sum P |v|`` has error at most
   ``u |o| + E + 2 e (sqrt(n) + n / 64 + 8) A``, u being the rounding of the output's dtype;
-* a kernel that rounds P to 16 bits adds ``u A``, and for float16 ``2**-40`` of the largest |v| a
-  key, what the scaled P loses at the lower end of its range;
+* a kernel that rounds P to 16 bits adds ``u A``, and for float16 ``2**-40`` of the largest ``|v|``
+  a key, what the scaled P loses at the lower end of its range;
 * lse has error at most ``e ((4 + 3 sqrt(d)) max S + 64 + sqrt(n))``: a score is a chain of d
   fused multiply-adds, whose roundings add up like a random walk of steps below ``0.6 e S``, and
   five standard deviations of it are ``3 sqrt(d) e S`` (an H200 reaches 8.7 e S at d = 43 where one
@@ -60,7 +60,7 @@ def out_bound(
     scale: float,
     family: str | None = None,
 ) -> Array:
-    """Return the largest allowed |out - exact.out| of every element.
+    """Return the largest allowed ``|out - exact.out|`` of every element.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def out_bound(
 
 
 def lse_bound(exact: Reference, dtype: str, q: Array, k: Array, scale: float) -> Array:
-    """Return the largest allowed |lse - exact.lse| of every row; 0 where the row sees no key."""
+    """Return the largest allowed ``|lse - exact.lse|`` of every row, 0 if the row sees no key."""
     e = ROUNDING[accumulation(dtype)]
     flushed = FLUSHED[accumulation(dtype)]
     lost = flushed * q.shape[-1] * (_largest(q) + _largest(k)) * max(abs(scale), 1.0)

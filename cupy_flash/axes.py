@@ -15,9 +15,18 @@ from cupy_flash.arrays import ArrayInfo
 class Operand:
     """Where the elements of one array lie, in the problem's axes (batch..., head, row, column).
 
-    Strides count elements; 0 marks an axis that broadcasts. For q_lengths and k_lengths only
-    `batch` is used, for lse no `column`. `unit`: every row consists of aligned units of so many
-    bytes, 16 or 4, or must be copied by element, 2 (for 16-bit elements of q, k and v).
+    Attributes
+    ----------
+    dtype : str
+        Element type.
+    batch : tuple of int
+        Stride of each batch axis, in elements; 0 where the axis broadcasts. The lengths have no
+        other strides.
+    head, row, column : int
+        Likewise of the head axis, the rows and the columns; lse has no columns.
+    unit : int
+        Every row consists of aligned units of so many bytes, 16 or 4, or must be copied by element,
+        2 (for 16-bit elements of q, k and v).
     """
 
     dtype: str

@@ -75,7 +75,7 @@ class Plan:
         How a result is allocated; None if the caller gave the array or doesn't want it.
     steps : iterable of Step
         The launches in their order, for the addresses of the arrays given and then those of the
-        fresh results: a tuple, or of more than `MOST_STEPS` an iterator.
+        fresh results: a tuple, or of more than ``MOST_STEPS`` an iterator.
     """
 
     device: int

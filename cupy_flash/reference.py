@@ -24,9 +24,9 @@ class Reference:
     out : array, (..., m, p)
     lse : array, (..., m)
     probabilities_abs_v : array, (..., m, p)
-        A: sum over keys of P |v|.
+        A: sum over keys of ``P |v|``.
     score_magnitude : array, (..., m)
-        Largest scale * sum |q_x k_x| over the row's visible keys.
+        Largest ``scale * sum |q_x k_x|`` over the row's visible keys.
     score_errors : array, (..., m, p)
         What errors of the scores can move out by, as `accuracy` defines it.
     visible : array of int, (..., m)
@@ -72,7 +72,7 @@ def attention(
     Parameters
     ----------
     q, k, v : NumPy arrays
-        float16, bfloat16 or float32 are computed in float64, float64 in numpy.longdouble.
+        float16, bfloat16 or float32 are computed in float64, float64 in `numpy.longdouble`.
 
     Returns
     -------

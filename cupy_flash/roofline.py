@@ -85,7 +85,7 @@ def bound(
     ----------
     cost : Cost
     gpu : str or Gpu
-        A name of `cupy_flash.gpus.GPUS`, or your own.
+        A name of `GPUS`, or your own.
     dtype : dtype or str
         Element type. float32 on "tensor" is TF32, whose products round inputs to 11 bits.
     unit : {"tensor", "fma"}
