@@ -113,7 +113,7 @@ def test_wheel_installs_one_package_and_its_licence(unpacked: Path):
 def test_sdist_holds_sources_tests_and_docs(built: SimpleNamespace):
     with tarfile.open(built.sdist) as sdist:
         found = {name.split("/", 1)[1] for name in sdist.getnames()}
-    wanted = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"}
+    wanted = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"}
     for folder in ("cupy_flash", "kernels_cu", "tests", "docs"):
         wanted |= files_under(ROOT / folder)
     assert wanted - found == set()

@@ -30,10 +30,3 @@ def test_explain_names_every_dtype_and_dim_where_unfused_is_faster():
         if not point["causal"] and ours < unfused:
             slower[point["dtype"], point["d"]] = (round(ours, 1), round(unfused, 1))
     assert slower == explanation.SLOWER_THAN_UNFUSED
-
-
-def test_every_link_leads_to_a_file():
-    for part in README.split("](")[1:]:
-        target = part.split(")")[0]
-        if not target.startswith("http"):
-            assert (ROOT / target).is_file(), target
