@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from cupy_flash import __version__
-from cupy_flash.commands import check, demo, explain, info, roofline
+from cupy_flash.commands import bench, check, demo, explain, info, roofline
 
 COMMANDS = {
     "info": (info, "versions, GPUs, compiler, caches, and what doesn't fit together"),
     "check": (check, "test every kernel that runs here against exact attention"),
     "explain": (explain, "which kernel a call gets, and why"),
     "demo": (demo, "error, time and memory beside unfused attention"),
+    "bench": (bench, "time and memory along a sweep of sizes; table, JSON and plots"),
     "roofline": (roofline, "FLOPs, bytes and the least time of a problem"),
 }
 
@@ -23,6 +24,7 @@ examples:
   python -m cupy_flash check
   python -m cupy_flash explain 2,8,1024,64 2,2,1024,64 --dtype float16 --causal
   python -m cupy_flash demo
+  python -m cupy_flash bench length --json length.json --plot length.png
   python -m cupy_flash roofline 2048 2048 64
 
 `python -m cupy_flash COMMAND --help` says more about one.

@@ -107,6 +107,15 @@ def find_gpu(name: str) -> Gpu:
     )
 
 
+def gpu_of_driver(name: str) -> Gpu | None:
+    """Look a GPU up by the name that its driver gives it, such as "NVIDIA H200"; None if unknown.
+
+    Only whole names count: an H100 with PCIe or NVL has other rates than the SXM.
+    """
+    known = _DRIVER_NAMES.get(name)
+    return None if known is None else GPUS[known]
+
+
 def _key(name: str) -> str:
     return name.lower().replace(" ", "").replace("-", "").replace("_", "")
 
@@ -200,3 +209,10 @@ _TABLE = (
 )
 
 GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name: gpu for gpu in _TABLE})
+_DRIVER_NAMES = {
+    "NVIDIA H200": "H200",
+    "NVIDIA H100 80GB HBM3": "H100 SXM",
+    "NVIDIA A100-SXM4-80GB": "A100 SXM 80GB",
+    "NVIDIA L40S": "L40S",
+    "NVIDIA GeForce RTX 4090": "RTX 4090",
+}

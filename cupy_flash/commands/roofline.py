@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     args.offset = args.n - args.m if args.offset is None else args.offset
     try:
         gpu = find_gpu(args.gpu)
-        unit: Unit = args.unit or _default_unit(gpu, args.dtype)
+        unit: Unit = args.unit or default_unit(gpu, args.dtype)
         rows = [
             (name, cost, bound(cost, gpu, args.dtype, unit, figures=args.figures))
             for name, cost in _costs(args).items()
@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _default_unit(gpu: Gpu, dtype: str) -> Unit:
+def default_unit(gpu: Gpu, dtype: str) -> Unit:
+    """Return what runs the products of a dtype fastest without losing its accuracy."""
     # TF32 is never chosen for a user who asked for float32.
     return "tensor" if dtype != "float32" and (dtype, "tensor") in gpu.compute else "fma"
 
