@@ -18,6 +18,7 @@ pytest.importorskip("cupy")
 
 import compare_peers
 import cost_growth
+import gather_peers
 import peers
 import protocol
 import time_attention
@@ -263,3 +264,38 @@ def test_arrays_of_both_layouts_hold_rows_of_the_same_shape(pretended):
             (2, 6, 5, 4),
         ]
         assert made.q.swapaxes(1, 2).flags.c_contiguous is (layout == "bnhd")
+
+
+def test_gathered_peers_lose_what_is_not_needed(tmp_path):
+    kept = ["flash_attn/cute/a.py", "x/lib/libx.so", "x/lib/stubs/x86_64/libx.so"]
+    dropped = ["x/lib/libx.a", "x/include/x.h", "x/lib/stubs/aarch64-linux/libx.so"]
+    dropped.append("nvidia_cutlass_dsl/dsl_packages/iket/a.py")
+    for name in kept + dropped:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    gather_peers.slim(tmp_path)
+    assert all((tmp_path / name).exists() for name in kept)
+    assert not any((tmp_path / name).exists() for name in dropped)
+
+
+def test_a_module_that_has_changed_is_not_patched():
+    text = "\n".join(old for old, _ in gather_peers.DEW_CHANGES)
+    assert gather_peers.without_fa2(text).splitlines() == [
+        new for _, new in gather_peers.DEW_CHANGES
+    ]
+    with pytest.raises(ValueError, match="another version"):
+        gather_peers.without_fa2("import jax")
+
+
+def test_the_path_of_gathered_peers_has_the_packages_of_the_dsl(tmp_path):
+    found = gather_peers.python_path(tmp_path, ["fa3", "fa4"]).split(":")
+    expected = ["fa3", "fa4", "fa4/nvidia_cutlass_dsl/dsl_packages"]
+    assert found == [str(tmp_path / name) for name in expected]
+
+
+def test_the_page_tells_of_every_script():
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    helpers = {"gpu_timing", "readme_table", "record_gpu_tests", "record_primitives"}
+    for script in set(SCRIPTS) - helpers:
+        assert f"`{script}.py`" in page, script
