@@ -12,6 +12,7 @@ have licences of their own. It prints the PYTHONPATH for benchmarks/compare_peer
 from __future__ import annotations
 
 import argparse
+import lzma
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,16 @@ def without_fa2(text: str) -> str:
     return text
 
 
+def pack(folder: Path, archive: Path) -> None:
+    """Pack a folder; what matters are libraries, so branches of x86 code are filtered first."""
+    filters = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9}]
+    with (
+        lzma.open(archive, "wb", filters=filters) as compressed,
+        tarfile.open(fileobj=compressed, mode="w|") as packed,
+    ):
+        packed.add(folder, arcname=folder.name)
+
+
 def size(path: Path) -> str:
     files = path.rglob("*") if path.is_dir() else [path]
     return f"{sum(file.stat().st_size for file in files if file.is_file()) / 2**20:.1f} MiB"
@@ -133,8 +144,7 @@ def main() -> None:
         print(f"{target}: {size(target)} of {whole}", flush=True)
         if args.archive:
             archive = args.folder / f"{name}.tar.xz"
-            with tarfile.open(archive, "w:xz", preset=6) as packed:
-                packed.add(target, arcname=name)
+            pack(target, archive)
             print(f"{archive}: {size(archive)}", flush=True)
     print(f"PYTHONPATH={python_path(args.folder, names)}")
 

@@ -72,9 +72,10 @@ def where(*runs: dict[str, Any]) -> str:
 
 def new_figure(width: float, height: float, title: str, subtitle: str) -> Any:
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    figure = Figure(figsize=(width, height), layout=layout)
     figure.suptitle(f"{title}\n{subtitle}", fontsize=10)
     return figure
 

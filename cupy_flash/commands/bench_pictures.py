@@ -65,12 +65,13 @@ def metadata(path: Path, **more: str) -> dict[str, Any]:
 def figure(results: Results) -> Any:
     """Return the matplotlib figure: TFLOP/s, memory, and on a known GPU the roofline."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     gpu = known_gpu(results)
     panels = 2 if gpu is None else 3
     # Not pyplot, which would open windows and keep the figure.
-    whole = Figure(figsize=(5.2 * panels, 5.6), layout="constrained")
-    whole.get_layout_engine().set(w_pad=0.1, h_pad=0.08, wspace=0.03)
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08, wspace=0.03)
+    whole = Figure(figsize=(5.2 * panels, 5.6), layout=layout)
     axes = whole.subplots(1, panels)
     whole.suptitle(f"Sweep {results['sweep']}\n{title(results)}", fontsize=11)
     styles = _Styles()

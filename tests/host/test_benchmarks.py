@@ -7,6 +7,7 @@ import contextlib
 import math
 import subprocess
 import sys
+import tarfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -277,6 +278,16 @@ def test_gathered_peers_lose_what_is_not_needed(tmp_path):
     gather_peers.slim(tmp_path)
     assert all((tmp_path / name).exists() for name in kept)
     assert not any((tmp_path / name).exists() for name in dropped)
+
+
+def test_an_archive_unpacks_to_what_was_gathered(tmp_path):
+    folder = tmp_path / "fa3"
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "a.so").write_bytes(b"\xe8abcd" * 1000)
+    gather_peers.pack(folder, tmp_path / "fa3.tar.xz")
+    with tarfile.open(tmp_path / "fa3.tar.xz") as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    assert (tmp_path / "unpacked/fa3/lib/a.so").read_bytes() == b"\xe8abcd" * 1000
 
 
 def test_a_module_that_has_changed_is_not_patched():
