@@ -307,6 +307,12 @@ def test_the_path_of_gathered_peers_has_the_packages_of_the_dsl(tmp_path):
 
 def test_the_page_tells_of_every_script():
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    helpers = {"gpu_timing", "readme_table", "record_gpu_tests", "record_primitives"}
+    helpers = {
+        "gpu_timing",
+        "readme_table",
+        "speed_tables",
+        "record_gpu_tests",
+        "record_primitives",
+    }
     for script in set(SCRIPTS) - helpers:
         assert f"`{script}.py`" in page, script
