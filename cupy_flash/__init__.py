@@ -10,9 +10,19 @@ from cupy_flash.api import attention
 from cupy_flash.env import configure_logging
 from cupy_flash.errors import CompileError
 from cupy_flash.explanation import Explanation, explain
+from cupy_flash.softmaxes.api import softmax
+from cupy_flash.unfused import standard_attention
 
 __version__ = "0.1.0"
 
 configure_logging()
 
-__all__ = ["CompileError", "Explanation", "__version__", "attention", "explain"]
+__all__ = [
+    "CompileError",
+    "Explanation",
+    "__version__",
+    "attention",
+    "explain",
+    "softmax",
+    "standard_attention",
+]

@@ -101,6 +101,48 @@ def lse_bound(exact: Reference, dtype: str, q: Array, k: Array, scale: float) ->
     return np.where(exact.visible > 0, bound, 0)
 
 
+def softmax_bound(x: Array, exact: Array, axis: int = -1) -> Array:
+    """Return the largest allowed |softmax(x) - exact| of every element.
+
+    With ``D`` the distance of an element below its row's maximum and n the row's length, in units
+    of e as above:
+
+    * ``exp(-D)`` is off by ``3 D + 4``: the difference, log2(e), the product and ex2 itself;
+    * the sum is off by the same of each of its terms, weighted by their share P; by 6 for each
+      rescaling (an exponential and a product, whose distances add up to D again); and by 1 for
+      each addition on a term's way;
+    * the reciprocal and the product round once each.
+
+    A term meets one addition for each element of its thread (32, in rows of more than 8 MiB one
+    more for each 2**17 elements) and 20 between threads. It is rescaled where threads, warps and
+    parts of a row are joined, and in a thread for each 2**20 elements; on the NumPy path for each
+    4096 elements, at most 64 times.
+
+    Parameters
+    ----------
+    x : NumPy array
+        The input, in the element type of the result.
+    exact : array, of x's shape
+        `cupy_flash.reference.softmax` of it, without NaN.
+    axis : int
+        The axis that was summed over.
+    """
+    dtype, n = x.dtype.name, x.shape[axis]
+    e = ROUNDING[accumulation(dtype)]
+    S = x.astype(exact.dtype)
+    m = S.max(axis=axis, keepdims=True, initial=-np.inf)
+    with np.errstate(invalid="ignore"):
+        D = np.where(exact > 0, m - S, 0)
+    blocks = min(n / 4096, 64)
+    rescalings = 2 + min(n / 256, 6) + blocks + n / 2**20
+    additions = min(n, 32) + 20 + blocks + n / 2**17
+    distances = 4 * (D + (exact * D).sum(axis=axis, keepdims=True))
+    relative = distances + 16 + 6 * rescalings + additions
+    rounding = np.maximum(ROUNDING[dtype] * exact, SMALLEST[dtype])
+    bound: Array = rounding + e * relative * exact + (n + 2) * FLUSHED[accumulation(dtype)]
+    return bound
+
+
 def _largest(x: Array) -> float:
     magnitudes = np.abs(x.astype(np.float64))
     return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))

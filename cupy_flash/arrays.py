@@ -66,38 +66,43 @@ def planned(shape: tuple[int, ...], dtype: np.dtype[Any], module: str = "cupy") 
     return ArrayInfo(module, device, shape, tuple(reversed(strides)), dtype, 0)
 
 
-def describe(name: str, x: Any) -> ArrayInfo:
-    """Describe a NumPy or CuPy array; anything else is a TypeError that says the way out."""
+# What a masked array's elements can become instead.
+_INSTEAD_OF_MASKS = {
+    "attention": "Fill it (x.filled(0)) and say which keys count through k_lengths",
+    "softmax": "Fill it with -inf, which has no weight: x.filled(-numpy.inf)",
+}
+
+
+def describe(name: str, x: Any, call: str = "attention") -> ArrayInfo:
+    """Describe a NumPy or CuPy array; anything else is a TypeError that says the way out.
+
+    `call` is the function whose argument it is.
+    """
     if isinstance(x, ArrayInfo):
         return x
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
-            f"attention: {name} is a masked array; masked elements would take part. "
-            "Fill it (x.filled(0)) and say which keys count through k_lengths"
+            f"{call}: {name} is a masked array; masked elements would take part. "
+            f"{_INSTEAD_OF_MASKS[call]}"
         )
     if isinstance(x, np.ndarray):
         if type(x) not in (np.ndarray, np.memmap):
-            raise TypeError(
-                f"attention: {name} is a {type(x).__name__}; pass numpy.asarray({name})"
-            )
+            raise TypeError(f"{call}: {name} is a {type(x).__name__}; pass numpy.asarray({name})")
         pointer = x.__array_interface__["data"][0]
         return ArrayInfo("numpy", None, x.shape, x.strides, x.dtype, pointer, x.flags.writeable)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(x, cupy.ndarray):
         return ArrayInfo("cupy", x.data.device_id, x.shape, x.strides, x.dtype, x.data.ptr)
-    raise TypeError(_refusal(name, x))
+    raise TypeError(f"{call}: {_refusal(name, x)}")
 
 
 def _refusal(name: str, x: Any) -> str:
     kind = f"{type(x).__module__}.{type(x).__qualname__}"
     if _is_on_gpu(x):
         import_cupy()
-        return (
-            f"attention: {name} is a {kind} on a GPU; "
-            f"pass cupy.from_dlpack({name}), which copies nothing"
-        )
+        return f"{name} is a {kind} on a GPU; pass cupy.from_dlpack({name}), which copies nothing"
     return (
-        f"attention: {name} is a {kind}; a NumPy or CuPy array is needed. "
+        f"{name} is a {kind}; a NumPy or CuPy array is needed. "
         f"Convert it with numpy.asarray or cupy.asarray"
     )
 
@@ -116,33 +121,48 @@ def _is_on_gpu(x: Any) -> bool:
     return "__cuda_array_interface__" in getattr(x, "__dict__", {})
 
 
-def common_place(infos: Mapping[str, ArrayInfo]) -> tuple[str, int | None]:
+def common_place(infos: Mapping[str, ArrayInfo], call: str = "attention") -> tuple[str, int | None]:
     """Return the one module and device of all arrays; a mixture is a TypeError or ValueError."""
     (first, place), *others = infos.items()
     for name, info in others:
         if info.module != place.module:
             host, on_device = (first, name) if place.module == "numpy" else (name, first)
             raise TypeError(
-                f"attention: {first} is a {place.module} array and {name} a {info.module} array; "
+                f"{call}: {first} is a {place.module} array and {name} a {info.module} array; "
                 "nothing is copied between host and device silently. "
                 f"Use cupy.asarray({host}) or cupy.asnumpy({on_device})"
             )
         if info.device != place.device:
             raise ValueError(
-                f"attention: {first} is on device {place.device} and {name} on device "
+                f"{call}: {first} is on device {place.device} and {name} on device "
                 f"{info.device}; all arrays must be on one device. Copy one of them under "
                 f"`with cupy.cuda.Device({place.device}):`"
             )
     return place.module, place.device
 
 
-def check_float(name: str, dtype: np.dtype[Any]) -> None:
+def check_aligned(name: str, info: ArrayInfo, call: str = "attention") -> None:
+    """Refuse elements that don't lie at multiples of their size, as no kernel can read them."""
+    itemsize = info.dtype.itemsize
+    if 0 in info.shape:
+        return
+    moving = [s for s, extent in zip(info.strides, info.shape, strict=True) if extent > 1]
+    if info.pointer % itemsize or any(stride % itemsize for stride in moving):
+        raise ValueError(
+            f"{call}: {name}'s elements don't lie at multiples of their {itemsize} bytes "
+            f"(address {info.pointer:#x}, strides {info.strides}); pass {name}.copy()"
+        )
+
+
+def check_float(name: str, dtype: np.dtype[Any], call: str = "attention") -> None:
     """Accept float16, bfloat16, float32, float64 in native byte order; else a TypeError."""
     if dtype in FLOATS:
         return
     allowed = ", ".join(FLOAT_NAMES)
     if dtype.newbyteorder("=") in FLOATS:
         way = f"its byte order is not the machine's: {name}.astype({dtype.newbyteorder('=').name})"
+    elif dtype.kind == "c" and call == "softmax":
+        way = "complex numbers have no maximum"
     elif dtype.kind == "c":
         way = (
             "complex scores have no order. For Re(q conj(k)) take the real view of twice the "
@@ -154,7 +174,7 @@ def check_float(name: str, dtype: np.dtype[Any]) -> None:
         way = f"no GPU has it: {name}.astype(numpy.float64)"
     else:
         way = f"convert it: {name}.astype(numpy.float32)"
-    raise TypeError(f"attention: {name} has dtype {dtype}; allowed are {allowed}. {way}")
+    raise TypeError(f"{call}: {name} has dtype {dtype}; allowed are {allowed}. {way}")
 
 
 def promote(infos: Mapping[str, ArrayInfo]) -> np.dtype[Any]:

@@ -9,20 +9,20 @@ from typing import Any
 
 from cupy_flash.device import import_cupy, nvrtc_version
 from cupy_flash.errors import CompileError
-from cupy_flash.select import DEFAULT_SHARED_MEMORY, Variant
-from cupy_flash.source import source
+from cupy_flash.select import DEFAULT_SHARED_MEMORY
+from cupy_flash.source import AnyVariant, source
 
 logger = logging.getLogger("cupy_flash")
 
 # One tuple for every kernel: CuPy compiles an empty program per distinct tuple and process.
 OPTIONS = ("--std=c++17",)
 
-_kernels: dict[tuple[Variant, int], Any] = {}
-_locks: dict[tuple[Variant, int], threading.Lock] = {}
+_kernels: dict[tuple[AnyVariant, int], Any] = {}
+_locks: dict[tuple[AnyVariant, int], threading.Lock] = {}
 _locks_guard = threading.Lock()
 
 
-def kernel(variant: Variant, device: int) -> Any:
+def kernel(variant: AnyVariant, device: int) -> Any:
     """Return the compiled kernel of a variant on a device, compiling it on first use.
 
     The caller has made `device` the current one.
@@ -46,12 +46,12 @@ def kernel(variant: Variant, device: int) -> Any:
     return _kernels[key]
 
 
-def _compile(variant: Variant) -> Any:
+def _compile(variant: AnyVariant) -> Any:
     cupy = import_cupy()
     if cupy.cuda.get_current_stream().is_capturing():
         raise RuntimeError(
-            f"attention: {variant} isn't compiled yet and the current stream is being captured; "
-            "make the same call once before the capture"
+            f"{variant.call}: {variant} isn't compiled yet and the current stream is being "
+            "captured; make the same call once before the capture"
         )
     logger.info("compiling %s (a first call; later processes find it in CuPy's cache)", variant)
     begin = time.perf_counter()
@@ -75,5 +75,5 @@ def _compile(variant: Variant) -> Any:
     return function
 
 
-def _failure(variant: Variant, log: str) -> CompileError:
+def _failure(variant: AnyVariant, log: str) -> CompileError:
     return CompileError(str(variant), OPTIONS, ".".join(map(str, nvrtc_version())), log)

@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from cupy_flash import device as devices
 from cupy_flash.arrays import ArrayInfo, byte_range, describe, planned, to_dtype
 from cupy_flash.compile import kernel
@@ -20,7 +22,7 @@ from cupy_flash.step import Step
 
 _WORD = 8
 # Stands for every address while a call is planned, so that what is added to one may be negative.
-_BASE = 1 << 62
+BASE = 1 << 62
 
 
 def forward(
@@ -60,7 +62,7 @@ def make_plan(problem: Problem, variant: Variant, given: Mapping[str, Any]) -> P
     first = tuple(itertools.islice(steps, MOST_STEPS + 1))
     return Plan(
         device=problem.device or 0,
-        pairs=tuple(_pairs({name: describe(name, x) for name, x in given.items()})),
+        pairs=tuple(overlap_pairs({name: describe(name, x) for name, x in given.items()})),
         out=fresh.get("o"),
         lse=fresh.get("lse"),
         steps=first if len(first) <= MOST_STEPS else itertools.chain(first, steps),
@@ -74,7 +76,7 @@ def _fresh_out(problem: Problem) -> Fresh:
     return Fresh(problem.out_shape, info.dtype, math.prod(shape) * info.dtype.itemsize, strides)
 
 
-def _pairs(given: Mapping[str, ArrayInfo]) -> Iterator[Pair]:
+def overlap_pairs(given: Mapping[str, ArrayInfo]) -> Iterator[Pair]:
     """Pair each result with the inputs and the results before it."""
     reaches = [tuple(end - info.pointer for end in byte_range(info)) for info in given.values()]
     positions = {name: i for i, (name, info) in enumerate(given.items()) if 0 not in info.shape}
@@ -85,9 +87,9 @@ def _pairs(given: Mapping[str, ArrayInfo]) -> Iterator[Pair]:
             yield Pair(i, j, other_low - high, other_high - low)
 
 
-def _place(name: str) -> int:
-    """Return which word of the struct holds an operand's address."""
-    fields = PARAMS_DTYPE.fields
+def place(params: np.dtype[Any], name: str) -> int:
+    """Return which word of a kernel's struct holds an operand's address."""
+    fields = params.fields
     assert fields is not None
     operand, start = fields[name][:2]
     assert operand.fields is not None
@@ -95,8 +97,8 @@ def _place(name: str) -> int:
 
 
 def _steps(problem: Problem, variant: Variant, operands: tuple[str, ...]) -> Iterator[Step]:
-    places = tuple(map(_place, operands))
-    for launch in launches(problem, variant, dict.fromkeys(operands, _BASE)):
+    places = tuple(place(PARAMS_DTYPE, name) for name in operands)
+    for launch in launches(problem, variant, dict.fromkeys(operands, BASE)):
         function = kernel(variant, problem.device or 0)
         words = array("q", launch.params.tobytes())
         yield Step(
@@ -107,7 +109,7 @@ def _steps(problem: Problem, variant: Variant, operands: tuple[str, ...]) -> Ite
             shared_memory=variant.shared_memory,
             words=words,
             places=places,
-            shifts=tuple(words[place] - _BASE for place in places),
+            shifts=tuple(words[place] - BASE for place in places),
         )
 
 
@@ -118,7 +120,8 @@ def run(plan: Plan, pointers: list[int], out: Any, lse: Any) -> tuple[Any, Any]:
     ----------
     plan : Plan
     pointers : list of int
-        The addresses of the arrays given, in the plan's order; those of fresh results are added.
+        The addresses of the arrays given, in the plan's order; those of fresh results and of the
+        workspace are added.
     out, lse : array or None
         The results given.
 
@@ -137,6 +140,9 @@ def run(plan: Plan, pointers: list[int], out: Any, lse: Any) -> tuple[Any, Any]:
     if plan.lse is not None:
         lse = _allocate(cuda, plan.lse)
         pointers.append(lse.data.ptr)
+    # CuPy's allocator gives memory again only to what follows on this stream.
+    workspace = [cuda.allocate(size) for size in plan.workspace]
+    pointers += [memory.ptr for memory in workspace]
     stream = cuda.current_stream(plan.device).ptr or cuda.default_stream
     for step in plan.steps:
         step.launch(cuda, stream, pointers)

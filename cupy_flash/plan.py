@@ -75,7 +75,9 @@ class Plan:
         How a result is allocated; None if the caller gave the array or doesn't want it.
     steps : iterable of Step
         The launches in their order, for the addresses of the arrays given and then those of the
-        fresh results: a tuple, or of more than ``MOST_STEPS`` an iterator.
+        fresh results and of the workspace: a tuple, or of more than ``MOST_STEPS`` an iterator.
+    workspace : tuple of int
+        Bytes of each array that only the launches see.
     """
 
     device: int
@@ -83,6 +85,7 @@ class Plan:
     out: Fresh | None
     lse: Fresh | None
     steps: Iterable[Step]
+    workspace: tuple[int, ...] = ()
 
 
 def recall(

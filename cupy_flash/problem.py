@@ -12,6 +12,7 @@ import numpy as np
 
 from cupy_flash.arrays import (
     ArrayInfo,
+    check_aligned,
     common_place,
     overlaps_itself,
     promote,
@@ -134,7 +135,8 @@ def make_problem(
             )
     dtype = promote(arrays)
     module, device = common_place(inputs | outputs)
-    _check_memory(inputs | outputs)
+    for name, info in (inputs | outputs).items():
+        check_aligned(name, info)
     axes = leading_axes(q, k, v)
     m, n, d, p = _matrix_sizes(q, k, v)
     batch, heads = axes.batch, axes.heads
@@ -211,19 +213,6 @@ def _matrix_sizes(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> tuple[int, int, i
             f"equal{way}"
         )
     return m, n, d, p
-
-
-def _check_memory(infos: dict[str, ArrayInfo]) -> None:
-    for name, info in infos.items():
-        itemsize = info.dtype.itemsize
-        if 0 in info.shape:
-            continue
-        moving = [s for s, extent in zip(info.strides, info.shape, strict=True) if extent > 1]
-        if info.pointer % itemsize or any(stride % itemsize for stride in moving):
-            raise ValueError(
-                f"attention: {name}'s elements don't lie at multiples of their {itemsize} bytes "
-                f"(address {info.pointer:#x}, strides {info.strides}); pass {name}.copy()"
-            )
 
 
 def _check_outputs(

@@ -212,3 +212,28 @@ def _chained(a: Array, b: Array) -> Array:
 def default_scale(d: int) -> float:
     """Return 1 / sqrt(d), and 1 for d = 0, where every score is 0."""
     return 1.0 / math.sqrt(d) if d else 1.0
+
+
+def softmax(x: Array, axis: int = -1) -> Array:
+    """Compute a softmax by its formula, over elements above -inf only.
+
+    Parameters
+    ----------
+    x : NumPy array
+        float16, bfloat16 or float32 are computed in float64, float64 in numpy.longdouble.
+
+    Returns
+    -------
+    array, of x's shape
+        A row of nothing but -inf is 0.
+    """
+    exact: Any = np.longdouble if x.dtype == np.float64 else np.float64
+    if x.shape[axis] == 0:
+        return np.zeros(x.shape, exact)
+    S = x.astype(exact)
+    with np.errstate(invalid="ignore"):
+        m = S.max(axis=axis, keepdims=True)
+        P = np.exp(S - np.where(m == -np.inf, exact(0), m))
+        l = P.sum(axis=axis, keepdims=True)
+        weights: Array = P / np.where(l == 0, exact(1), l)
+    return weights

@@ -73,6 +73,12 @@ class Variant:
     offset_from_lengths: bool
     tile: Tile
     unit: int = 0
+    call = "attention"
+
+    @property
+    def file(self) -> str:
+        """The source file that holds it."""
+        return f"forward_{self.family}.cuh"
 
     @property
     def entry(self) -> str:

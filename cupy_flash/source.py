@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from cupy_flash.select import Variant
+from cupy_flash.softmaxes.select import SoftmaxVariant
+
+AnyVariant = Variant | SoftmaxVariant
 
 ELEMENT_TYPES = {
     "float16": "Float16",
@@ -57,8 +61,39 @@ def flatten(name: str, folder: Path | None = None) -> str:
     return "\n".join(expand(name)) + "\n"
 
 
-def wrapper(variant: Variant) -> str:
+def wrapper(variant: AnyVariant) -> str:
     """Return the constants of a variant and its extern "C" kernel."""
+    if isinstance(variant, SoftmaxVariant):
+        constants, function, params = _softmax(variant), variant.function, "SoftmaxParams"
+    else:
+        constants, function, params = _forward(variant), f"forward_{variant.family}", "Params"
+    tile = variant.tile
+    lines = ['#line 1 "wrapper"', "struct Config {"]
+    lines += [f"  using {name} = {text};" for name, text in constants.types.items()]
+    lines += [
+        f"  static constexpr bool {name} = {str(flag).lower()};"
+        for name, flag in constants.flags.items()
+    ]
+    lines += [f"  static constexpr int {name} = {size};" for name, size in constants.sizes.items()]
+    lines += [
+        "};",
+        f'extern "C" __global__ void __launch_bounds__({tile.threads}, {tile.blocks})',
+        f"{variant.entry}(const __grid_constant__ {params} params) {{",
+        f"  {function}<Config>(params);",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class _Constants(NamedTuple):
+    """What the text of a variant has in its struct Config."""
+
+    types: dict[str, str]
+    flags: dict[str, bool]
+    sizes: dict[str, int]
+
+
+def _forward(variant: Variant) -> _Constants:
     tile = variant.tile
     types = {
         "QType": ELEMENT_TYPES[variant.q],
@@ -81,22 +116,24 @@ def wrapper(variant: Variant) -> str:
         "kHeadDimV": variant.head_dim_v,
         "kSharedMemory": variant.shared_memory,
     }
-    lines = ['#line 1 "wrapper"', "struct Config {"]
-    lines += [f"  using {name} = {text};" for name, text in types.items()]
-    lines += [
-        f"  static constexpr bool {name} = {str(flag).lower()};" for name, flag in flags.items()
-    ]
-    lines += [f"  static constexpr int {name} = {size};" for name, size in sizes.items()]
-    lines += [
-        "};",
-        f'extern "C" __global__ void __launch_bounds__({tile.threads}, {tile.blocks})',
-        f"{variant.entry}(const __grid_constant__ Params params) {{",
-        f"  forward_{variant.family}<Config>(params);",
-        "}",
-    ]
-    return "\n".join(lines) + "\n"
+    return _Constants(types, flags, sizes)
 
 
-def source(variant: Variant, folder: Path | None = None) -> str:
+def _softmax(variant: SoftmaxVariant) -> _Constants:
+    types = {
+        "Element": ELEMENT_TYPES[variant.dtype],
+        "Accumulate": ELEMENT_TYPES[variant.accumulate],
+    }
+    sizes = {
+        "kThreads": variant.tile.threads,
+        "kLanes": variant.tile.lanes,
+        "kPacks": variant.tile.packs,
+        "kUpdate": variant.update,
+        "kExchange": variant.exchange,
+    }
+    return _Constants(types, {"kAligned": variant.aligned}, sizes)
+
+
+def source(variant: AnyVariant, folder: Path | None = None) -> str:
     """Return the whole text that NVRTC compiles for a variant."""
-    return flatten(f"forward_{variant.family}.cuh", folder) + wrapper(variant)
+    return flatten(variant.file, folder) + wrapper(variant)

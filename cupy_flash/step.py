@@ -9,10 +9,6 @@ from typing import Any
 import numpy as np
 
 from cupy_flash.driver import Driver
-from cupy_flash.params import PARAMS_DTYPE
-
-# RawKernel copies bytes without fields in a tenth of the time that a struct takes.
-_BYTES = np.dtype((np.void, PARAMS_DTYPE.itemsize))
 
 # Words of the struct and after them its own address, then the address of that last word, which is
 # what the driver takes: where the addresses of a kernel's parameters are.
@@ -71,7 +67,9 @@ class Step:
         except cuda.Refusal:
             # A thread that never used CUDA has no context, and RawKernel gives it one. Any other
             # refusal is the same there.
-            (params,) = np.frombuffer(words, _BYTES, count=1)
+            # RawKernel copies bytes without fields in a tenth of the time that a struct takes.
+            size = len(self.words) * self.words.itemsize
+            (params,) = np.frombuffer(words, np.dtype((np.void, size)), count=1)
             self.function((grid,), (threads,), (params,), shared_mem=shared_memory)
         self._idle.append(block)
 

@@ -24,6 +24,13 @@ __device__ __forceinline__ A lanes_sum(A value) {
   return value;
 }
 
+// What scores are taken relative to. A row that has seen no key keeps m = -inf, and -inf - -inf would be
+// NaN.
+template <class A>
+__device__ __forceinline__ A reference_of(A m) {
+  return m == -Limits<A>::infinity() ? A(0) : m;
+}
+
 // How a score below the maximum becomes a weight: scores in natural units, every step rounded once.
 template <class A>
 struct NaturalWeight {
@@ -73,7 +80,8 @@ struct OnlineSoftmax {
   A l[kRows];  // this lane's share of the sum of p_scale exp(S - m)
   Weight weight;
 
-  __device__ __forceinline__ explicit OnlineSoftmax(const Params& params) : weight(params) {
+  template <class Source>
+  __device__ __forceinline__ explicit OnlineSoftmax(const Source& source) : weight(source) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       m[r] = -Limits<A>::infinity();
@@ -91,8 +99,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int c = 1; c < Tile::kColumns; ++c) tile_m = maximum(tile_m, S(r, c));
       const A m_new = maximum(m[r], lanes_maximum<A, kLanes>(tile_m));
-      // A row that has seen no key keeps m = -inf, and -inf - -inf would be NaN.
-      const A reference = m_new == -Limits<A>::infinity() ? A(0) : m_new;
+      const A reference = reference_of(m_new);
       alpha[r] = weight.rescale(m[r] - reference);
       l[r] *= alpha[r];
 #pragma unroll

@@ -11,9 +11,11 @@ import pytest
 from cover import cover
 from cupy_flash.device import assumed, nvrtc_version
 from cupy_flash.select import SHARED_MEMORY, SIMT_TILES, SM80_TILES, Variant
+from cupy_flash.softmaxes.select import FLOAT32_TILES, PART_TILE, STAGES, SoftmaxVariant
+from cupy_flash.source import AnyVariant
 from nvrtc import PINS, compilers, versions
 from renew_budget import BUDGET, budget, differences, text
-from variants import FAMILIES, compile_report, name, rows, variants
+from variants import FAMILIES, SOFTMAX_FAMILIES, compile_report, name, rows, variants
 
 TABLE = budget()
 VARIANTS = variants()
@@ -25,11 +27,12 @@ each_compiler = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *SOFTMAX_FAMILIES])
 def test_the_cover_holds_every_pair(family: str) -> None:
-    axes = FAMILIES[family]
+    axes = FAMILIES.get(family) or SOFTMAX_FAMILIES[family]
+    found = rows(family) if family in FAMILIES else cover(axes)
     for a, b in itertools.combinations(axes, 2):
-        pairs = {(row[a], row[b]) for row in rows(family)}
+        pairs = {(row[a], row[b]) for row in found}
         assert pairs == set(itertools.product(axes[a], axes[b])), (a, b)
 
 
@@ -69,11 +72,17 @@ def test_renewing_says_which_figures_changed() -> None:
 
 
 def test_every_tile_of_the_table_is_compiled() -> None:
-    simt = [variant for variant in VARIANTS if variant.family == "simt"]
+    forward = [variant for variant in VARIANTS if isinstance(variant, Variant)]
+    simt = [variant for variant in forward if variant.family == "simt"]
     compiled = {(v.accumulate, max(v.head_dim, v.head_dim_v)) for v in simt}
     assert set(SIMT_TILES) <= compiled
-    sm80 = {max(v.head_dim, v.head_dim_v) for v in VARIANTS if v.family == "sm80"}
+    sm80 = {max(v.head_dim, v.head_dim_v) for v in forward if v.family == "sm80"}
     assert set(SM80_TILES) == sm80
+    softmax = [variant for variant in VARIANTS if isinstance(variant, SoftmaxVariant)]
+    tiles = {(v.tile.lanes, v.tile.packs) for v in softmax}
+    assert tiles == {(tile.lanes, tile.packs) for tile in (*FLOAT32_TILES, PART_TILE)}
+    passes = {(method, stage) for method, stages in STAGES.items() for stage in ("row", *stages)}
+    assert passes == {(v.method, v.stage) for v in softmax}
 
 
 def test_cupy_keeps_the_nvrtc_that_it_has_without_these_tests() -> None:
@@ -86,10 +95,11 @@ def test_cupy_keeps_the_nvrtc_that_it_has_without_these_tests() -> None:
 
 @each_compiler
 @pytest.mark.parametrize("variant", VARIANTS, ids=name)
-def test_within_budget(version: str, variant: Variant) -> None:
+def test_within_budget(version: str, variant: AnyVariant) -> None:
     report = compile_report(variant, compilers()[version])
     tile = variant.tile
-    most_shared = SHARED_MEMORY.get(variant.family, assumed(variant.arch).shared_memory)
+    family = variant.family if isinstance(variant, Variant) else variant.call
+    most_shared = SHARED_MEMORY.get(family, assumed(variant.arch).shared_memory)
     assert "warning" not in report.log.lower(), report.log
     assert report.stack == 0, f"stack frame of {report.stack} bytes"
     assert report.spills == 0, f"{report.spills} bytes spilled"

@@ -13,7 +13,9 @@ from cupy_flash.device import assumed
 from cupy_flash.options import check_options
 from cupy_flash.problem import make_problem
 from cupy_flash.select import HEAD_DIM_BUCKETS, Variant, choose
-from cupy_flash.source import source
+from cupy_flash.softmaxes.problem import make_softmax_problem
+from cupy_flash.softmaxes.select import FLOAT32_TILES, STAGES, SoftmaxVariant, choose_softmax
+from cupy_flash.source import ELEMENT_TYPES, AnyVariant, source
 from nvrtc import Compiler
 
 FLAGS: Axes = {
@@ -49,6 +51,23 @@ FAMILIES: dict[str, Axes] = {
         "unit": (16, 4, 2),
         **FLAGS,
         "arch": ARCHS[1:],
+    },
+}
+# A softmax has a kernel for each length of a row up to one that fits in registers, and one for each
+# pass over longer rows.
+SOFTMAX_FAMILIES: dict[str, Axes] = {
+    "softmax of rows": {
+        "dtype": tuple(ELEMENT_TYPES),
+        "row_bytes": tuple(tile.capacity for tile in FLOAT32_TILES),
+        "method": tuple(STAGES),
+        "aligned": (True, False),
+        "arch": ARCHS,
+    },
+    "softmax of parts": {
+        "dtype": tuple(ELEMENT_TYPES),
+        "stage": tuple((method, stage) for method, stages in STAGES.items() for stage in stages),
+        "aligned": (True, False),
+        "arch": ARCHS,
     },
 }
 # What CuPy adds (compiler.py), without the include folders: the kernels include nothing.
@@ -91,13 +110,33 @@ def variant(family: str, row: Row) -> Variant:
     return choose(problem, assumed(row["arch"])).variant
 
 
-def variants() -> list[Variant]:
+def softmax_variant(row: Row) -> SoftmaxVariant:
+    """Return the variant that a softmax with these settings gets, in one of its passes."""
+    dtype = to_dtype(row["dtype"])
+    method, stage = row.get("stage") or (row["method"], "row")
+    n = row.get("row_bytes", 1 << 20) // dtype.itemsize
+    x = planned((3, n), dtype)
+    if not row["aligned"]:
+        x = dataclasses.replace(x, pointer=dtype.itemsize)
+    choice = choose_softmax(make_softmax_problem(x, -1, method), assumed(row["arch"]))
+    passes = {variant.stage: variant for variant in choice.variants}
+    # Rows of 64 KiB fit in registers only as float32.
+    return passes.get(stage) or choice.variants[-1]
+
+
+def variants() -> list[AnyVariant]:
     """Return the variants of all covers, each once: rows that differ in what no text shows meet."""
-    found = (variant(family, row) for family in FAMILIES for row in rows(family))
+    found: list[AnyVariant] = [variant(family, row) for family in FAMILIES for row in rows(family)]
+    for axes in SOFTMAX_FAMILIES.values():
+        found += map(softmax_variant, cover(axes))
     return list(dict.fromkeys(found))
 
 
-def name(variant: Variant) -> str:
+def name(variant: AnyVariant) -> str:
+    if isinstance(variant, SoftmaxVariant):
+        tile = f"{variant.tile.lanes}x{variant.tile.packs}"
+        flags = ["aligned"] * variant.aligned
+        return " ".join([f"sm_{variant.arch}", variant.function, variant.dtype, tile, *flags])
     dtypes = "-".join(dict.fromkeys((variant.q, variant.k, variant.v)))
     lengths = f"{variant.q_lengths or 'no'}/{variant.k_lengths or 'no'}"
     head_dims = [f"{variant.head_dim}/{variant.head_dim_v}"] * bool(variant.head_dim)
@@ -126,7 +165,7 @@ class Report:
     log: str
 
 
-def compile_report(variant: Variant, compiler: Compiler) -> Report:
+def compile_report(variant: AnyVariant, compiler: Compiler) -> Report:
     """Compile a variant and read ptxas' log; raise nvrtc.CompilationError if it doesn't compile."""
     options = (*OPTIONS, *CUPY_OPTIONS, "--ptxas-options=-v", f"-arch=sm_{variant.arch}")
     log = compiler.compile(source(variant), f"{variant.entry}.cu", options)

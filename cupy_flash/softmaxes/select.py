@@ -1,0 +1,181 @@
+"""Which kernels compute a softmax: by the length of a row in bytes, never by how many there are."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+from cupy_flash.arrays import to_dtype
+from cupy_flash.device import Device
+from cupy_flash.softmaxes.problem import PACK_BYTES, SoftmaxProblem
+
+# The launches of a row in parts; one that fits in registers takes the launch "row".
+STAGES = {"online": ("reduce", "write"), "three_pass": ("maximum", "sum", "write")}
+# What a block keeps in shared memory for its reductions (row_packs.cuh).
+SCRATCH_BYTES = 256
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """How threads divide a row.
+
+    Attributes
+    ----------
+    lanes : int
+        Threads that share a row: a part of a warp, a warp, or the whole block.
+    packs : int
+        Packs of 16 bytes that a thread holds at a time.
+    threads : int
+        Threads of a block.
+    blocks : int
+        Blocks that a multiprocessor should hold at a time; bounds the registers of a thread.
+    """
+
+    lanes: int
+    packs: int
+    threads: int
+    blocks: int
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of a row that fit in the threads' registers."""
+        return self.lanes * self.packs * PACK_BYTES
+
+
+# For rows up to each one's capacity.
+ROW_TILES = (
+    RowTile(lanes=4, packs=1, threads=128, blocks=8),
+    RowTile(lanes=32, packs=1, threads=128, blocks=8),
+    RowTile(lanes=32, packs=4, threads=128, blocks=6),
+    RowTile(lanes=128, packs=4, threads=128, blocks=6),
+    RowTile(lanes=256, packs=4, threads=256, blocks=3),
+    RowTile(lanes=512, packs=4, threads=512, blocks=2),
+)
+# Conversions to float32, and exp in float64, take the registers that would hold more packs.
+FLOAT32_TILES = (*ROW_TILES, RowTile(lanes=512, packs=8, threads=512, blocks=1))
+# For longer ones: of each of their parts.
+PART_TILE = RowTile(lanes=256, packs=4, threads=256, blocks=3)
+# Enough for the multiprocessors of any GPU to share one row, few enough that a block reads what all
+# of them found at little cost beside its own part.
+MOST_PARTS = 512
+
+
+@dataclass(frozen=True)
+class SoftmaxVariant:
+    """One kernel: everything that is a constant in its text, nothing that a call may change."""
+
+    method: str
+    stage: str
+    arch: int
+    dtype: str
+    aligned: bool
+    tile: RowTile
+    call = "softmax"
+
+    @property
+    def file(self) -> str:
+        """The source file that holds it."""
+        return f"softmax_{self.method}.cuh"
+
+    @property
+    def function(self) -> str:
+        """Name of its template there."""
+        return f"softmax_{self.method}_{self.stage}"
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel in the compiled module."""
+        return f"cupy_flash_{self.function}"
+
+    @property
+    def accumulate(self) -> str:
+        """Element type of maximum and sum."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def update(self) -> int:
+        """Packs of one online update, of 16 columns, in float64 of 8."""
+        return 2 if to_dtype(self.dtype).itemsize == 2 else 4
+
+    @property
+    def exchange(self) -> int:
+        """Packs that a thread passes through shared memory at a time where rows aren't aligned."""
+        return 1 if to_dtype(self.dtype).itemsize == 2 else min(2, self.tile.packs)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of dynamic shared memory of a block, as the kernel lays it out."""
+        packs = 0 if self.aligned else self.tile.threads * self.exchange
+        return SCRATCH_BYTES + packs * PACK_BYTES
+
+    def __str__(self) -> str:
+        """Say the variant in one line, for logs and errors."""
+        rows = "aligned rows" if self.aligned else "any rows"
+        return (
+            f"{self.function} {self.dtype} {self.tile.lanes}x{self.tile.packs} sm_{self.arch} "
+            f"({rows})"
+        )
+
+
+@dataclass(frozen=True)
+class SoftmaxChoice:
+    """The launches of a softmax.
+
+    Attributes
+    ----------
+    variants : tuple of SoftmaxVariant
+        In their order.
+    parts, part_columns : int
+        Into how many parts a row is divided, and the columns of every part but the last.
+    """
+
+    variants: tuple[SoftmaxVariant, ...]
+    parts: int
+    part_columns: int
+
+    @property
+    def reads(self) -> int:
+        """How often x is read from memory; the result is written once."""
+        return len(self.variants)
+
+
+def choose_softmax(problem: SoftmaxProblem, device: Device) -> SoftmaxChoice:
+    """Choose the kernels of a softmax.
+
+    Row length, dtype and method alone decide about the order of its sums, so a row's bits depend
+    on neither the other rows nor the memory layout nor the GPU's size.
+    """
+    itemsize = to_dtype(problem.dtype).itemsize
+    row_bytes = problem.columns * itemsize
+    for tile in FLOAT32_TILES if problem.dtype == "float32" else ROW_TILES:
+        if row_bytes <= tile.capacity:
+            variant = _variant(problem, "row", device, tile)
+            return SoftmaxChoice((variant,), 1, problem.columns)
+    step = PART_TILE.capacity // itemsize
+    part_columns = -(-problem.columns // (MOST_PARTS * step)) * step
+    variants = tuple(
+        _variant(problem, stage, device, PART_TILE) for stage in STAGES[problem.method]
+    )
+    return SoftmaxChoice(variants, -(-problem.columns // part_columns), part_columns)
+
+
+@functools.cache
+def _intern(variant: SoftmaxVariant) -> SoftmaxVariant:
+    """Return one object per variant, so that later look-ups hit the same key."""
+    return variant
+
+
+def _variant(problem: SoftmaxProblem, stage: str, device: Device, tile: RowTile) -> SoftmaxVariant:
+    if problem.dtype == "float64" or not problem.aligned:
+        # More registers for exp, or for the elements on their way through shared memory.
+        tile = replace(tile, blocks=min(tile.blocks, 512 // tile.threads))
+    return _intern(
+        SoftmaxVariant(
+            method=problem.method,
+            stage=stage,
+            arch=device.arch,
+            dtype=problem.dtype,
+            aligned=problem.aligned,
+            tile=tile,
+        )
+    )
