@@ -12,6 +12,7 @@ import numpy as np
 
 from cupy_flash.arrays import BFLOAT16, describe, promote
 from cupy_flash.device import import_cupy
+from cupy_flash.softmaxes.api import softmax
 
 
 class CublasMissing(ImportError):
@@ -26,22 +27,23 @@ def standard_attention(
     scale: float | None = None,
     causal: bool = False,
     offset: int | None = None,
+    method: str = "online",
 ) -> Any:
-    """Compute softmax attention with matmul, max, exp, sum, matmul.
+    """Compute softmax attention with matmul, softmax, matmul; S and P lie in memory.
 
     ::
 
-        S = (q @ k.T).astype(float32) * scale        (m, n) per head
-        S[i, j] += -inf where j > i + offset         only if causal
-        P = exp(S - max(S)), in place; P /= sum(P)
-        out = P.astype(dtype) @ v
+        S = (q * scale) @ k.T                  (m, n) per head
+        S[i, j] += -inf where j > i + offset   only if causal
+        P = softmax(S), in place
+        out = P @ v
 
-    Both products run in the promoted dtype, as CuPy users write it: cuBLAS sums 16-bit products in
-    float32 and rounds S to 16 bits. NumPy has no 16-bit BLAS, and CuPy 14.2 refuses batched
-    bfloat16 products; there 16-bit arrays are converted to float32 first and only the result is
-    rounded, which is the fastest that their users can write. The
-    softmax runs in float32, for float64 in float64, each step in the memory of the step before.
-    Grouped query heads are folded into the rows of their key head, so k and v aren't repeated.
+    Both products are CuPy's (cuBLAS), in the promoted dtype: 16-bit products are summed in float32,
+    and S is rounded to 16 bits. NumPy has no 16-bit BLAS, and CuPy 14.2 refuses batched bfloat16
+    products; there 16-bit arrays are converted to float32 first and only the result is rounded,
+    which is the fastest that their users can write. The softmax is `cupy_flash.softmax`. The scale
+    goes to the smaller one of q and k, where it costs less than on S. Grouped query heads are
+    folded into the rows of their key head, so k and v aren't repeated.
 
     Parameters
     ----------
@@ -55,6 +57,8 @@ def standard_attention(
         Row i sees key j only if ``j <= i + offset``.
     offset : int, optional
         Default ``n - m``.
+    method : {"online", "three_pass"}, optional
+        Of the softmax.
 
     Returns
     -------
@@ -65,12 +69,13 @@ def standard_attention(
     ------
     CublasMissing
         For CuPy arrays without cuBLAS; the message is that of `cublas_problem`.
+    TypeError, ValueError
+        For arrays that no product can take, and as `cupy_flash.softmax`.
 
     Notes
     -----
-    Memory: S and P are one array of m n elements per head, for 16-bit CuPy arrays two, of 16 bits
-    and of float32. Scores of float16 arrays beyond 65504 overflow, unlike in
-    `cupy_flash.attention`.
+    Memory: S and P are one array of m n elements per head. Scores of float16 arrays beyond 65504
+    overflow, unlike in `cupy_flash.attention`.
     """
     on_cpu = isinstance(q, np.ndarray)
     xp = np if on_cpu else _cupy_with_cublas()
@@ -80,26 +85,25 @@ def standard_attention(
     q, k, v = (x.astype(product_dtype, copy=False) for x in (q, k, v))
     (m, d), n = q.shape[-2:], k.shape[-2]
     scale = 1 / math.sqrt(d or 1) if scale is None else scale
+    factor = softmax_dtype.type(scale)
+    if q.size <= k.size:
+        q = (q * factor).astype(product_dtype, copy=False)
+    else:
+        k = (k * factor).astype(product_dtype, copy=False)
     rows, heads = _rows_per_key_head(q, k, v)
     if n == 0:
         lead = np.broadcast_shapes(*(x.shape[:-2] for x in (rows, k, v)))
         return xp.zeros((*_unfolded(lead, heads), m, v.shape[-1]), dtype)
 
     S = xp.matmul(rows, k.swapaxes(-1, -2))
-    S = S.astype(softmax_dtype, copy=False)
     folded = S.shape
     S = S.reshape((*_unfolded(folded[:-2], heads), m, n))
-    S *= softmax_dtype.type(scale)
     if causal:
         offset = n - m if offset is None else offset
         sees = xp.arange(n) <= xp.arange(m)[:, None] + offset
-        S += xp.where(sees, 0.0, -math.inf).astype(softmax_dtype)
-    # A row that sees no key: finite for its maximum, -inf - -inf would be NaN; and its sum is 0,
-    # where any other row's is at least 1.
-    S -= xp.maximum(xp.max(S, axis=-1, keepdims=True), np.finfo(softmax_dtype).min)
-    P = xp.exp(S, out=S)
-    P /= xp.maximum(xp.sum(P, axis=-1, keepdims=True), 1)
-    out = xp.matmul(P.reshape(folded).astype(product_dtype, copy=False), v)
+        S += xp.where(sees, 0.0, -math.inf).astype(product_dtype)
+    P = softmax(S, method=method, out=S)
+    out = xp.matmul(P.reshape(folded), v)
     return out.reshape((*_unfolded(out.shape[:-2], heads), m, v.shape[-1])).astype(
         dtype, copy=False
     )

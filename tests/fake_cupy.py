@@ -15,6 +15,7 @@ import pytest
 from cupy_flash import attention, compile, device, driver, launch, plan
 from cupy_flash.arrays import to_dtype
 from cupy_flash.params import PARAMS_DTYPE
+from cupy_flash.softmaxes.params import PARAMS_DTYPE as SOFTMAX_PARAMS
 
 SHAPE = (2, 4, 6, 8)
 LOG = "kernel.cuh(3): error: expected a ;\n1 error detected"
@@ -95,7 +96,9 @@ class FakeCupy(types.ModuleType):
         return SimpleNamespace(ptr=ptr, is_capturing=lambda: self.capturing)
 
     def alloc(self, size):
-        return SimpleNamespace(host=np.full(size, 7, np.uint8), device_id=self.current)
+        host = np.full(size, 7, np.uint8)
+        pointer = host.__array_interface__["data"][0]
+        return SimpleNamespace(host=host, device_id=self.current, ptr=pointer)
 
     def launch_kernel(self, handle, *sizes_and_rest):
         *sizes, shared_mem, stream, parameters, extra = sizes_and_rest
@@ -104,7 +107,7 @@ class FakeCupy(types.ModuleType):
             raise DriverError
         assert extra == 0
         address = ctypes.c_void_p.from_address(parameters).value
-        params = ctypes.string_at(address, PARAMS_DTYPE.itemsize)
+        params = ctypes.string_at(address, self.functions[handle].params_dtype.itemsize)
         self.functions[handle].record(sizes[:3], sizes[3:], params, shared_mem, stream)
 
     def RawModule(self, **given):
@@ -124,6 +127,7 @@ class FakeFunction:
 
     def __init__(self, cupy, name):
         self.cupy, self.name, self.loaded_on = cupy, name, cupy.current
+        self.params_dtype = SOFTMAX_PARAMS if "softmax" in name else PARAMS_DTYPE
         self.kernel = SimpleNamespace(ptr=len(cupy.functions))
         cupy.functions.append(self)
 
@@ -137,7 +141,7 @@ class FakeFunction:
         assert self.cupy.current == self.loaded_on, "launched on another device"
         call = SimpleNamespace(grid=tuple(grid), block=tuple(block), shared_mem=shared_mem)
         call.function, call.stream = self, stream
-        (call.params,) = np.frombuffer(params, PARAMS_DTYPE)
+        (call.params,) = np.frombuffer(params, self.params_dtype)
         self.cupy.calls.append(call)
 
 

@@ -17,7 +17,7 @@ from cupy_flash.arrays import (
     overlaps_itself,
     share_an_element,
 )
-from cupy_flash.axes import Operand, fresh_strides
+from cupy_flash.axes import Operand, strides_in_order
 
 METHODS = ("online", "three_pass")
 PACK_BYTES = 16
@@ -94,7 +94,7 @@ def make_softmax_problem(
         check_aligned(name, info, "softmax")
     if out is not None:
         _check_out(out, x)
-    strides = out.strides if out is not None else fresh_strides(x, x.shape, x.dtype.itemsize)
+    strides = out.strides if out is not None else _fresh_strides(x)
     operands = [_operand(steps, x, place) for steps in (x.strides, strides)]
     addresses = (x.pointer, out.pointer if out is not None else 0)
     return SoftmaxProblem(
@@ -169,6 +169,17 @@ def _check_out(out: ArrayInfo, x: ArrayInfo) -> None:
             "softmax: out shares memory with x, which is still read while out is written; pass x "
             "itself or another array"
         )
+
+
+def _fresh_strides(x: ArrayInfo) -> tuple[int, ...]:
+    """Byte strides of a new result: x's memory order, axes that broadcast outermost."""
+
+    def reach(axis: int) -> float:
+        moves = x.shape[axis] > 1 and x.strides[axis] != 0
+        return abs(x.strides[axis]) if moves else math.inf
+
+    order = sorted(range(x.ndim), key=reach, reverse=True)
+    return strides_in_order(x.shape, order, x.dtype.itemsize)
 
 
 def _operand(strides: tuple[int, ...], x: ArrayInfo, axis: int) -> Operand:

@@ -54,6 +54,20 @@ def test_it_is_attention(shapes, dtype, options):
     assert comparison.ok, comparison
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}])
+def test_both_softmaxes_serve(options):
+    q, k, v = draw(((2, 33, 24), (2, 47, 24), (2, 47, 40)))
+    exact = reference.attention(q, k, v, **options)
+    bound = out_bound(exact, "float64", q, k, v, reference.default_scale(24))
+    for method in ("online", "three_pass"):
+        comparison = compare(
+            standard_attention(q, k, v, method=method, **options), exact.out, bound
+        )
+        assert comparison.ok, comparison
+    with pytest.raises(ValueError, match="method is 'fast'"):
+        standard_attention(q, k, v, method="fast", **options)
+
+
 def test_offset_counts_only_with_causal():
     q, k, v = draw(((5, 4), (6, 4), (6, 4)))
     np.testing.assert_array_equal(
