@@ -7,7 +7,7 @@ One head, d = 64. For each dtype three numbers:
 * ours, few rows: the largest n for which q, k, v, out and lse fit; k and v of that n are allocated
   and as many of their keys are computed as the time allows, with the answer in the last of them;
 * ours, square: the largest m = n that the time allows, memory being no concern;
-* unfused: the largest m = n that matmul, max, exp, sum, matmul manage, by bisection of attempts.
+* unfused: the largest m = n that matmul, softmax, matmul manage, by bisection of attempts.
 """
 
 from __future__ import annotations

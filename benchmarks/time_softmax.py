@@ -115,6 +115,7 @@ def main() -> None:
     header = ["dtype", "n", "rows", "copy GB/s"]
     for method in METHODS:
         header += [f"{method} GB/s", "of copy", "copies"]
+    table = [tuple(header)]
     for dtype in args.dtype:
         for n in args.n:
             point = measure(
@@ -122,7 +123,9 @@ def main() -> None:
             )
             points.append(point)
             cupy.get_default_memory_pool().free_all_blocks()
-            print(aligned([tuple(header), row(point)]), flush=True)
+            table.append(row(point))
+            print(*table[-1], flush=True)
+    print("", *aligned(table), sep="\n")
     if args.json:
         result = {"machine": machine(), "megabytes": args.megabytes, "points": points}
         args.json.write_text(json.dumps(result, indent=1) + "\n")

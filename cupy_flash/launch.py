@@ -24,6 +24,10 @@ _WORD = 8
 # Stands for every address while a call is planned, so that what is added to one may be negative.
 BASE = 1 << 62
 
+# Workspaces that graphs were captured with: each replay writes there, and nobody says when a graph
+# is gone. Some kilobytes a call.
+_captured: list[list[Any]] = []
+
 
 def forward(
     problem: Problem, inputs: Mapping[str, Any], out: Any, lse: Any, key: Key | None = None
@@ -140,10 +144,14 @@ def run(plan: Plan, pointers: list[int], out: Any, lse: Any) -> tuple[Any, Any]:
     if plan.lse is not None:
         lse = _allocate(cuda, plan.lse)
         pointers.append(lse.data.ptr)
-    # CuPy's allocator gives memory again only to what follows on this stream.
-    workspace = [cuda.allocate(size) for size in plan.workspace]
-    pointers += [memory.ptr for memory in workspace]
-    stream = cuda.current_stream(plan.device).ptr or cuda.default_stream
+    current = cuda.current_stream(plan.device)
+    stream = current.ptr or cuda.default_stream
+    if plan.workspace:
+        # CuPy's allocator gives it again only to what follows on this stream.
+        workspace = [cuda.allocate(size) for size in plan.workspace]
+        pointers += [memory.ptr for memory in workspace]
+        if current.is_capturing():
+            _captured.append(workspace)
     for step in plan.steps:
         step.launch(cuda, stream, pointers)
     return out, lse

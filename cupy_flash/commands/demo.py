@@ -29,7 +29,7 @@ CHECKED_ROWS = 64
 
 _EPILOG = f"""\
 The inputs are activations of a real model (all-MiniLM-L6-v2, float16), which the package carries,
-and random normal numbers. Unfused attention is matmul, max, exp, sum, matmul on the same arrays.
+and random normal numbers. Unfused attention is matmul, softmax, matmul on the same arrays.
 
 example:
   python -m cupy_flash demo --size 2,16,2048,128
@@ -250,7 +250,7 @@ def _costs(measured: list[Measured], where: Place) -> list[str]:
         )
     return [
         "",
-        "Time and memory beside unfused attention (matmul, max, exp, sum, matmul):",
+        "Time and memory beside unfused attention (matmul, softmax, matmul):",
         *aligned(rows),
         f"Time: {where.timed_by}.",
         f"Memory: {where.memory_from}.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cupy_flash import softmax, standard_attention, unfused
+from cupy_flash import launch, softmax, standard_attention, unfused
 from fake_cupy import DriverError, installed, on_gpu
 
 LONG = 40_000
@@ -79,6 +79,18 @@ def test_a_thread_without_a_context_launches_through_rawkernel(fake):
     softmax(on_gpu((3, 8)))
     assert names(fake) == ["online_row"]
     assert DriverError is fake.cuda.driver.CUDADriverError
+
+
+def test_a_graph_keeps_its_workspace(fake, monkeypatch):
+    kept = []
+    monkeypatch.setattr(launch, "_captured", kept)
+    x = on_gpu((3, LONG))
+    softmax(x)
+    assert kept == []
+    fake.capturing = True
+    softmax(x)
+    addresses = {int(fake.calls[-1].params[name]["data"]) for name in ("m", "l")}
+    assert {memory.ptr for memory in kept[0]} == addresses
 
 
 def test_nothing_is_launched_for_no_elements(fake):
