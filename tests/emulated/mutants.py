@@ -138,7 +138,7 @@ MUTANTS = {
     "exponentials have base 2": Mutant("types.cuh", "x * 1.4426950408889634f", "x"),
     # The online softmax.
     "a row that has seen no key yet takes -inf from -inf": Mutant(
-        "softmax.cuh", "m_new == -Limits<A>::infinity() ? A(0) : m_new", "m_new", ["hopeless tile"]
+        "softmax.cuh", "m == -Limits<A>::infinity() ? A(0) : m", "m", ["hopeless tile"]
     ),
     "empty rows are divided": Mutant(
         "softmax.cuh", "empty(r) ? A(0) : sum / l[r]", "sum / l[r]", ["causal, far left"]
