@@ -6,10 +6,11 @@
 
 CuPy is all that it needs; --peers adds what is installed, on the same memory. "auto" is the kernel
 that `attention` takes by itself, "naive" the obvious one, "unfused" is `standard_attention`:
-CuPy's matmul (cuBLAS), our softmax, CuPy's matmul. The candidates take turns: ours and PyTorch's are replayed from CUDA graphs, unfused CuPy,
-which can't be captured, is called, JAX is timed by the host's clock. --pause adds a second table,
-of single calls after pauses: the chip is limited by its power and faster when it has cooled. A
-causal call counts half the work, and unfused CuPy does all of it.
+CuPy's matmul (cuBLAS), our softmax, CuPy's matmul. The candidates take turns: ours and PyTorch's
+are replayed from CUDA graphs, unfused CuPy, which can't be captured, is called, JAX is timed by the
+host's clock. --pause adds a second table, of single calls after pauses: the chip is limited by its
+power and faster when it has cooled. A causal call counts half the work, and unfused CuPy does all
+of it.
 """
 
 from __future__ import annotations

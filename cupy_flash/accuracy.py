@@ -102,7 +102,7 @@ def lse_bound(exact: Reference, dtype: str, q: Array, k: Array, scale: float) ->
 
 
 def softmax_bound(x: Array, exact: Array, axis: int = -1) -> Array:
-    """Return the largest allowed |softmax(x) - exact| of every element.
+    """Return the largest allowed ``|softmax(x) - exact|`` of every element.
 
     With ``D`` the distance of an element below its row's maximum and n the row's length, in units
     of e as above:

@@ -47,7 +47,10 @@ def forward(problem: SoftmaxProblem, x: Any, out: Any, key: Key | None = None) -
     given = {"x": x} if out is None else {"x": x, "o": out}
     with devices.import_cupy().cuda.Device(index):
         plan = make_plan(problem, choice, given)
-        keep(key, plan)
+        # A plan of x's elements under another name has no pairs. With the same key x and out may
+        # also lie so that some elements are shared.
+        if out is None or out is x or plan.pairs:
+            keep(key, plan)
         return run(plan, [array.data.ptr for array in given.values()], out, None)[0]
 
 

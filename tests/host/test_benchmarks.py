@@ -19,6 +19,7 @@ pytest.importorskip("cupy")
 
 import compare_peers
 import cost_growth
+import count_traffic
 import gather_peers
 import peers
 import protocol
@@ -316,3 +317,28 @@ def test_the_page_tells_of_every_script():
     }
     for script in set(SCRIPTS) - helpers:
         assert f"`{script}.py`" in page, script
+
+
+def test_the_counters_of_all_kernels_are_summed():
+    counters = count_traffic.GROUPS[0]
+    output = "\n".join(
+        [
+            "==PROF== Connected to process 7",
+            '"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"',
+            '"","","byte","byte"',
+            '"0","gemm","1,000","20"',
+            '"1","softmax","500","3"',
+        ]
+    )
+    assert count_traffic.totals(output, counters) == (
+        2,
+        dict(zip(counters, (1500, 23), strict=True)),
+    )
+    with pytest.raises(SystemExit, match="counted nothing"):
+        count_traffic.totals("==ERROR== no permission", counters)
+
+
+def test_every_point_of_traffic_has_a_prediction():
+    by_what = {point.what: point.predicted() for point in count_traffic.points() if point.n == 4096}
+    assert by_what["softmax three_pass"] > by_what["softmax online"]
+    assert by_what["standard"] > by_what["fused"] >= 4 * 8 * 4096 * 128 * 2

@@ -74,6 +74,17 @@ def test_in_place_is_warm_and_another_overlap_is_refused(fake):
     assert len(fake.calls) == calls
 
 
+def test_in_place_under_another_name_leaves_no_plan_for_other_overlaps(fake):
+    host = on_gpu((4, 8)).host
+    x, same, shifted = (type(on_gpu((1, 8)))(host[r : r + 3], 0) for r in (0, 0, 1))
+    for _ in range(2):
+        assert softmax(x, out=same) is same
+    calls = len(fake.calls)
+    with pytest.raises(ValueError, match="shares memory with x"):
+        softmax(x, out=shifted)
+    assert len(fake.calls) == calls
+
+
 def test_a_thread_without_a_context_launches_through_rawkernel(fake):
     fake.refusing = True
     softmax(on_gpu((3, 8)))

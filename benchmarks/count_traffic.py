@@ -1,0 +1,203 @@
+"""Count device-memory traffic with the profiler, beside what `cupy_flash.roofline` predicts.
+
+    python benchmarks/count_traffic.py --json benchmarks/results/traffic.json
+
+Each point runs in processes of its own under Nsight Compute (`ncu`, on the PATH or named in NCU),
+one per group of counters, so that every kernel runs once and finds the caches as the kernel before
+left them; before the first one they hold something else. Counted are the bytes to and from device
+memory, and of what the L2 cache was asked for, the part that it held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+
+from cupy_flash import attention, roofline, softmax, standard_attention
+from cupy_flash.arrays import to_dtype
+from cupy_flash.commands.table import aligned
+from gpu_timing import machine, random_array
+
+ROOT = Path(__file__).parents[1]
+# Counters that the hardware can read in one run of a kernel.
+GROUPS = (
+    ("dram__bytes_read.sum", "dram__bytes_write.sum"),
+    ("lts__t_sectors_lookup_hit.sum", "lts__t_sectors_lookup_miss.sum"),
+)
+# In bytes, as `ncu --print-units base` prints them; more than the L2 cache of any GPU of today.
+FLUSH = 1 << 29
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is computed: `heads` times n rows of n keys, or of n columns for a softmax."""
+
+    what: str
+    n: int
+    d: int
+    heads: int
+    dtype: str
+    causal: bool
+
+    def operation(self) -> Callable[[], Any]:
+        """Make the arrays and return the call."""
+        dtype = to_dtype(self.dtype)
+        rng = np.random.default_rng(0)
+        if self.what.startswith("softmax"):
+            x = random_array(rng, (self.heads, self.n, self.n), dtype)
+            out = cupy.empty_like(x)
+            method = self.what.removeprefix("softmax ")
+            return lambda: softmax(x, method=method, out=out)
+        q, k, v = (random_array(rng, (self.heads, self.n, self.d), dtype) for _ in range(3))
+        q, k, v = q[None], k[None], v[None]
+        if self.what == "standard":
+            return lambda: standard_attention(q, k, v, causal=self.causal)
+        out = cupy.empty_like(q)
+        return lambda: attention(q, k, v, causal=self.causal, out=out)
+
+    def predicted(self) -> int:
+        """Return the bytes that the roofline model says."""
+        if self.what.startswith("softmax"):
+            cost = {
+                "softmax online": roofline.softmax_online,
+                "softmax three_pass": roofline.softmax_three_pass,
+            }[self.what]
+            return cost(self.heads * self.n, self.n, dtype=self.dtype).bytes
+        cost = {
+            "fused": roofline.flash_attention,
+            "standard": roofline.standard_attention,
+        }[self.what]
+        sizes = {"dtype": self.dtype, "heads": self.heads, "causal": self.causal}
+        return cost(self.n, self.n, self.d, **sizes).bytes
+
+
+def points() -> list[Point]:
+    """Return what is counted: one head-dim, sizes from inside L2 to far outside it."""
+    found = [
+        Point(what, n, 128, 8, "float16", causal)
+        for what, causal, n in itertools.product(
+            ("fused", "standard"), (False, True), (512, 1024, 2048, 4096, 8192, 16384)
+        )
+    ]
+    # One head whose K and V alone are many times L2.
+    found += [Point("fused", n, 128, 1, "float16", False) for n in (65_536, 262_144, 1_048_576)]
+    found += [
+        Point(f"softmax {method}", n, 0, 8, dtype, False)
+        for method, dtype, n in itertools.product(
+            ("online", "three_pass"), ("float16", "float32"), (1024, 4096, 8192)
+        )
+    ]
+    return found
+
+
+def run_profiled(point: Point) -> None:
+    """Run a point once between the profiler's start and stop, the caches filled with other data."""
+    call = point.operation()
+    call()
+    other = cupy.zeros(FLUSH, np.uint8)
+    other += 1
+    cupy.cuda.Device().synchronize()
+    cupy.cuda.profiler.start()
+    call()
+    cupy.cuda.Device().synchronize()
+    cupy.cuda.profiler.stop()
+
+
+def count(point: Point, counters: tuple[str, ...]) -> tuple[int, dict[str, float]]:
+    """Return the number of kernels of a point, and each counter's sum over them."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    profiler = [
+        *(os.environ.get("NCU", "ncu"), "--profile-from-start", "off", "--cache-control", "none"),
+        *("--clock-control", "none", "--metrics", ",".join(counters)),
+        *("--csv", "--page", "raw", "--print-units", "base"),
+    ]
+    result = subprocess.run(
+        [*profiler, sys.executable, __file__, "--child", json.dumps(asdict(point))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    return totals(result.stdout, counters)
+
+
+def totals(output: str, counters: tuple[str, ...]) -> tuple[int, dict[str, float]]:
+    """Return the number of kernels and the sums of what ncu printed: a header, units, kernels."""
+    lines = [line for line in output.splitlines() if line.startswith('"')]
+    if len(lines) < 3:
+        raise SystemExit(f"the profiler counted nothing:\n{output[-2000:]}")
+    header, _, *kernels = csv.reader(io.StringIO("\n".join(lines)))
+    columns = [header.index(counter) for counter in counters]
+    sums = [sum(float(row[column].replace(",", "")) for row in kernels) for column in columns]
+    return len(kernels), dict(zip(counters, sums, strict=True))
+
+
+def measure(point: Point) -> dict[str, Any]:
+    counted: dict[str, float] = {}
+    for group in GROUPS:
+        kernels, sums = count(point, group)
+        counted |= sums
+    hits, misses = (counted[counter] for counter in GROUPS[1])
+    moved = sum(counted[counter] for counter in GROUPS[0])
+    return {
+        **asdict(point),
+        "kernels": kernels,
+        "predicted_bytes": point.predicted(),
+        "read_bytes": int(counted[GROUPS[0][0]]),
+        "written_bytes": int(counted[GROUPS[0][1]]),
+        "counted_over_predicted": moved / point.predicted(),
+        "l2_hit_rate": hits / (hits + misses),
+    }
+
+
+def line(result: dict[str, Any]) -> list[str]:
+    return [
+        *(result["what"], result["dtype"], "causal" if result["causal"] else "full"),
+        *(str(result["heads"]), str(result["n"]), str(result["kernels"])),
+        f"{result['predicted_bytes'] / 1e6:,.1f}",
+        f"{(result['read_bytes'] + result['written_bytes']) / 1e6:,.1f}",
+        f"{result['counted_over_predicted']:.2f}",
+        f"{result['l2_hit_rate']:.1%}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="also write the results there")
+    parser.add_argument("--what", nargs="+", help="only these, such as fused or standard")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        run_profiled(Point(**json.loads(args.child)))
+        return
+    header = ["what", "dtype", "mask", "heads", "n", "kernels", "predicted MB", "counted MB"]
+    table = [[*header, "counted/predicted", "L2 hits"]]
+    results = []
+    for point in points():
+        if args.what and point.what not in args.what:
+            continue
+        results.append(measure(point))
+        table.append(line(results[-1]))
+        print(*table[-1], sep="  ", flush=True)
+    print("", *aligned(table), sep="\n")
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), "points": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
