@@ -28,6 +28,7 @@ import numpy as np
 import cupy_flash
 from cupy_flash import accuracy, reference
 from layouts import LAYOUTS, PITCHES, Strided, strided
+from sanitizer_softmaxes import run_softmax, softmaxes
 from strategies import DTYPES, KERNEL_DTYPES, ONE_DTYPE
 
 Array = np.ndarray[Any, Any]
@@ -228,6 +229,9 @@ def main() -> None:
             worst = max(worst, ratio)
             units.add((small.kernel, unit))
         counts[small.kernel] += 1
+    for case in softmaxes():
+        worst = max(worst, *(run_softmax(case, margin) for margin in (0, GUARD)))
+        counts["softmax"] += 1
     if missing := UNITS - units:
         raise SystemExit(f"no problem took the units of {sorted(missing)}")
     listing = ", ".join(f"{kernel} {count}" for kernel, count in counts.items())
