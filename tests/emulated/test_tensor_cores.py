@@ -60,6 +60,25 @@ def test_rows_are_copied_in_the_largest_aligned_units(layout: str, d: int, unit:
     check(arrays, result.out, result.lse, SM80)
 
 
+@pytest.mark.parametrize("widest", [32, 64, 96, 128, 192])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_units_and_rows_of_a_block_change_no_bit(dtype: str, widest: int) -> None:
+    case = replace(PLAIN, d=widest, p=widest, dtypes=(dtype,) * 3)
+    aligned = case.build()
+    want = attention(aligned, SM80)
+    byelement = replace(case, layouts=("unaligned",) * 3).build()
+    for one, other in zip(aligned.inputs().values(), byelement.inputs().values(), strict=True):
+        other.numpy()[...] = one.numpy()
+    others = {
+        "by element": attention(byelement, SM80),
+        "of sm_120": attention(aligned, SM80, arch=120),
+    }
+    for what, got in others.items():
+        assert got.variant.tile.block_m == 64
+        assert_same_bits((got.out, got.lse), (want.out, want.lse), what)
+    assert others["by element"].variant.unit == 2
+
+
 @pytest.mark.parametrize("scale", [-0.4, 0.0, 2.0**-99, 2.0**40])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scales(dtype: str, scale: float) -> None:
