@@ -7,6 +7,7 @@ asked for. Nothing here is imported by the package.
 
 from __future__ import annotations
 
+import abc
 import argparse
 import importlib
 from collections.abc import Callable
@@ -76,7 +77,7 @@ def make_arrays(case: Case) -> Arrays:
     return Arrays(*made)
 
 
-class Candidate:
+class Candidate(abc.ABC):
     """Something that computes attention."""
 
     def __init__(self, name: str) -> None:
@@ -84,6 +85,7 @@ class Candidate:
 
     def why_not(self, case: Case) -> str | None:
         """Say why it can't compute a case, None if it may."""
+        return None
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what it needs besides CuPy."""
@@ -95,10 +97,11 @@ class Candidate:
 
     def family(self, case: Case, arrays: Arrays) -> str | None:
         """Return the kernel family by whose roundings its errors are judged."""
+        return None
 
+    @abc.abstractmethod
     def call(self, case: Case, arrays: Arrays) -> Callable[[], Any]:
         """Return what computes a case on the current stream and returns the result."""
-        raise NotImplementedError
 
     def once(self, call: Callable[[], Any]) -> Any:
         """Call and wait; the result, indexed by (batch, head, row, column)."""
@@ -161,7 +164,7 @@ class Ours(Candidate):
 
 
 class Unfused(Candidate):
-    """What a CuPy user writes: matmul, max, exp, sum, matmul. CuPy can't capture cuBLAS."""
+    """`standard_attention`: matmul, our softmax, matmul. CuPy can't capture cuBLAS."""
 
     def __init__(self) -> None:
         super().__init__("unfused")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from cupy_flash.params import PARAMS_DTYPE, launches
 from cupy_flash.plan import MOST_STEPS, Fresh, Key, Pair, Plan, keep
 from cupy_flash.problem import Problem, memory_order
 from cupy_flash.select import Variant, choose
+from cupy_flash.source import AnyVariant
 from cupy_flash.step import Step
 
 _WORD = 8
@@ -62,14 +63,12 @@ def make_plan(problem: Problem, variant: Variant, given: Mapping[str, Any]) -> P
         dtype = to_dtype(problem.accumulate)
         size = math.prod(problem.lse_shape) * dtype.itemsize
         fresh["lse"] = Fresh(problem.lse_shape, dtype, size)
-    steps = _steps(problem, variant, (*given, *fresh))
-    first = tuple(itertools.islice(steps, MOST_STEPS + 1))
     return Plan(
         device=problem.device or 0,
         pairs=tuple(overlap_pairs({name: describe(name, x) for name, x in given.items()})),
         out=fresh.get("o"),
         lse=fresh.get("lse"),
-        steps=first if len(first) <= MOST_STEPS else itertools.chain(first, steps),
+        steps=few_or_all(_steps(problem, variant, (*given, *fresh))),
     )
 
 
@@ -103,18 +102,31 @@ def place(params: np.dtype[Any], name: str) -> int:
 def _steps(problem: Problem, variant: Variant, operands: tuple[str, ...]) -> Iterator[Step]:
     places = tuple(place(PARAMS_DTYPE, name) for name in operands)
     for launch in launches(problem, variant, dict.fromkeys(operands, BASE)):
-        function = kernel(variant, problem.device or 0)
-        words = array("q", launch.params.tobytes())
-        yield Step(
-            function=function,
-            handle=function.kernel.ptr,
-            grid=launch.grid,
-            threads=variant.tile.threads,
-            shared_memory=variant.shared_memory,
-            words=words,
-            places=places,
-            shifts=tuple(words[place] - BASE for place in places),
-        )
+        yield make_step(variant, problem.device or 0, launch.params, launch.grid, places)
+
+
+def make_step(
+    variant: AnyVariant, device: int, params: np.void, grid: int, places: tuple[int, ...]
+) -> Step:
+    """Make a launch of a struct whose addresses, at `places`, count from `BASE`."""
+    function = kernel(variant, device)
+    words = array("q", params.tobytes())
+    return Step(
+        function=function,
+        handle=function.kernel.ptr,
+        grid=grid,
+        threads=variant.tile.threads,
+        shared_memory=variant.shared_memory,
+        words=words,
+        places=places,
+        shifts=tuple(words[place] - BASE for place in places),
+    )
+
+
+def few_or_all(steps: Iterator[Step]) -> Iterable[Step]:
+    """Return a tuple of the launches, or an iterator where a plan can't hold so many."""
+    first = tuple(itertools.islice(steps, MOST_STEPS + 1))
+    return first if len(first) <= MOST_STEPS else itertools.chain(first, steps)
 
 
 def run(plan: Plan, pointers: list[int], out: Any, lse: Any) -> tuple[Any, Any]:

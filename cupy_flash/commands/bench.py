@@ -26,8 +26,8 @@ _EPILOG = f"""\
 sweeps:
 {chr(10).join(f"  {name:9} {sweep.about}" for name, sweep in SWEEPS.items())}
 
-Candidates take turns; ours is replayed from a CUDA graph, and unfused attention (matmul, max, exp,
-sum, matmul) is called, because CuPy can't capture cuBLAS. Errors are compared with exact attention
+Candidates take turns; ours is replayed from a CUDA graph, and unfused attention (matmul, softmax,
+matmul) is called, because CuPy can't capture cuBLAS. Errors are compared with exact attention
 before anything is timed.
 
 example:

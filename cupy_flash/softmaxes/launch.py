@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from array import array
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cupy_flash import device as devices
 from cupy_flash.arrays import describe, to_dtype
-from cupy_flash.compile import kernel
-from cupy_flash.launch import BASE, overlap_pairs, place, run
-from cupy_flash.plan import MOST_STEPS, Fresh, Key, Plan, keep
+from cupy_flash.launch import BASE, few_or_all, make_step, overlap_pairs, place, run
+from cupy_flash.plan import Fresh, Key, Plan, keep
 from cupy_flash.softmaxes.params import (
     PARAMS_DTYPE,
     WORKSPACE,
@@ -63,15 +60,13 @@ def make_plan(problem: SoftmaxProblem, choice: SoftmaxChoice, given: Mapping[str
         dtype = to_dtype(problem.dtype)
         size = problem.size * dtype.itemsize
         fresh = Fresh(problem.shape, dtype, size, problem.o_strides)
-    steps = _steps(problem, choice)
-    first = tuple(itertools.islice(steps, MOST_STEPS + 1))
     workspace = workspace_bytes(problem, choice) if problem.size else 0
     return Plan(
         device=problem.device or 0,
         pairs=() if in_place else tuple(overlap_pairs(infos)),
         out=fresh,
         lse=None,
-        steps=first if len(first) <= MOST_STEPS else itertools.chain(first, steps),
+        steps=few_or_all(_steps(problem, choice)),
         workspace=(workspace,) * len(WORKSPACE) if workspace else (),
     )
 
@@ -80,15 +75,4 @@ def _steps(problem: SoftmaxProblem, choice: SoftmaxChoice) -> Iterator[Step]:
     names = operands(choice)
     places = tuple(place(PARAMS_DTYPE, name) for name in names)
     for launch in softmax_launches(problem, choice, dict.fromkeys(names, BASE)):
-        function = kernel(launch.variant, problem.device or 0)
-        words = array("q", launch.params.tobytes())
-        yield Step(
-            function=function,
-            handle=function.kernel.ptr,
-            grid=launch.grid,
-            threads=launch.variant.tile.threads,
-            shared_memory=launch.variant.shared_memory,
-            words=words,
-            places=places,
-            shifts=tuple(words[place] - BASE for place in places),
-        )
+        yield make_step(launch.variant, problem.device or 0, launch.params, launch.grid, places)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from cupy_flash.source import root
+from emulation import run_isolated
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,12 @@ class Mutant:
         found = text.count(self.old)
         assert found == 1, f"{self.old!r} occurs {found} times in {self.file}: adapt the mutant"
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+    def verdict(self, battery: Callable[..., None], folder: Path) -> str:
+        """Plant it into a copy of the sources, a new folder, and say how the battery ends there."""
+        shutil.copytree(root(), folder)
+        self.plant(folder)
+        return run_isolated(battery, self.kernel, self.cases, folder)
 
 
 SIMT = "forward_simt.cuh"

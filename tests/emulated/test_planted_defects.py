@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupy_flash.source import root
 from emulated_attention import attention
 from emulation import run_isolated
 from mutants import MUTANTS
@@ -105,10 +103,6 @@ def test_kernels_without_a_defect_pass(case: str, kernel: str) -> None:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_defect_is_caught(name: str, tmp_path: Path) -> None:
-    mutant = MUTANTS[name]
-    folder = tmp_path / "kernels_cu"
-    shutil.copytree(root(), folder)
-    mutant.plant(folder)
-    verdict = run_isolated(battery, mutant.kernel, mutant.cases, folder)
+    verdict = MUTANTS[name].verdict(battery, tmp_path / "kernels_cu")
     print(verdict)
     assert verdict.startswith(CAUGHT), verdict

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cupy_flash.source import root
 from emulated_softmax import run
 from emulation import run_isolated
 from layouts import strided
@@ -87,10 +85,6 @@ def test_kernels_without_a_defect_pass(problem: str, method: str) -> None:
 
 @pytest.mark.parametrize("name", SOFTMAX_MUTANTS)
 def test_defect_is_caught(name: str, tmp_path: Path) -> None:
-    mutant = SOFTMAX_MUTANTS[name]
-    folder = tmp_path / "kernels_cu"
-    shutil.copytree(root(), folder)
-    mutant.plant(folder)
-    verdict = run_isolated(battery, mutant.kernel, mutant.cases, folder)
+    verdict = SOFTMAX_MUTANTS[name].verdict(battery, tmp_path / "kernels_cu")
     print(verdict)
     assert verdict.startswith(CAUGHT), verdict
