@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,9 @@ def main() -> None:
         point["candidates"][method]["error_over_bound"] for point in points for method in METHODS
     )
     print(f"largest error / bound: {worst:.3f}")
-    assert math.isfinite(worst)
+    # Written so that NaN is wrong.
+    if not worst <= 1:
+        raise SystemExit("a result is wrong: its time means nothing")
 
 
 if __name__ == "__main__":
