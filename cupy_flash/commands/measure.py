@@ -139,12 +139,17 @@ class Gpu:
         # What earlier calls left in the default pool must not make this one run out of memory.
         self.cupy.get_default_memory_pool().free_all_blocks()
         pool = self.cupy.cuda.MemoryPool()
-        with self.cupy.cuda.using_allocator(pool.malloc):
-            result = call()
-            self.cupy.cuda.get_current_stream().synchronize()
-            taken = pool.total_bytes()
-            # A pool rounds every allocation up to 512 bytes.
-            kept = -(-int(result.nbytes) // 512) * 512
+        try:
+            with self.cupy.cuda.using_allocator(pool.malloc):
+                result = call()
+                self.cupy.cuda.get_current_stream().synchronize()
+                taken = pool.total_bytes()
+                # A pool rounds every allocation up to 512 bytes.
+                kept = -(-int(result.nbytes) // 512) * 512
+                del result
+        finally:
+            # A pool that is forgotten keeps its memory until Python collects cycles.
+            pool.free_all_blocks()
         return max(0, int(taken) - kept)
 
 
