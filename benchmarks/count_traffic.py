@@ -2,10 +2,10 @@
 
     python benchmarks/count_traffic.py --json benchmarks/results/traffic.json
 
-Each point runs in processes of its own under Nsight Compute (`ncu`, on the PATH or named in NCU),
-one per group of counters, so that every kernel runs once and finds the caches as the kernel before
-left them; before the first one they hold something else. Counted are the bytes to and from device
-memory, and of what the L2 cache was asked for, the part that it held.
+Nsight Compute (`ncu`, on the PATH or named in NCU) profiles one process per group of counters, so
+that every kernel runs once and finds the caches as the kernel before left them; before the first
+one of a point they hold something else. Counted are the bytes to and from device memory, and of
+what the L2 cache was asked for, the part that it held.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,10 @@ GROUPS = (
     ("dram__bytes_read.sum", "dram__bytes_write.sum"),
     ("lts__t_sectors_lookup_hit.sum", "lts__t_sectors_lookup_miss.sum"),
 )
-# In bytes, as `ncu --print-units base` prints them; more than the L2 cache of any GPU of today.
+# Bytes; more than the L2 cache of any GPU of today.
 FLUSH = 1 << 29
+# A kernel that the profiler sees after those of each point.
+END_OF_POINT = "end_of_point"
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def points() -> list[Point]:
 
 def run_profiled(point: Point) -> None:
     """Run a point once between the profiler's start and stop, the caches filled with other data."""
+    text = f'extern "C" __global__ void {END_OF_POINT}() {{}}'
+    end = cupy.RawModule(code=text).get_function(END_OF_POINT)
     call = point.operation()
     call()
     other = cupy.zeros(FLUSH, np.uint8)
@@ -112,44 +116,59 @@ def run_profiled(point: Point) -> None:
     cupy.cuda.Device().synchronize()
     cupy.cuda.profiler.start()
     call()
+    end((1,), (1,), ())
     cupy.cuda.Device().synchronize()
     cupy.cuda.profiler.stop()
+    del call, other
+    cupy.get_default_memory_pool().free_all_blocks()
 
 
-def count(point: Point, counters: tuple[str, ...]) -> tuple[int, dict[str, float]]:
-    """Return the number of kernels of a point, and each counter's sum over them."""
+def count(chosen: Sequence[Point], counters: tuple[str, ...]) -> list[tuple[int, dict[str, float]]]:
+    """Return for each point the number of kernels and each counter's sum over them."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     profiler = [
         *(os.environ.get("NCU", "ncu"), "--profile-from-start", "off", "--cache-control", "none"),
         *("--clock-control", "none", "--metrics", ",".join(counters)),
         *("--csv", "--page", "raw", "--print-units", "base"),
     ]
+    children = json.dumps([asdict(point) for point in chosen])
     result = subprocess.run(
-        [*profiler, sys.executable, __file__, "--child", json.dumps(asdict(point))],
+        [*profiler, sys.executable, __file__, "--child", children],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": path},
     )
-    return totals(result.stdout, counters)
+    found = totals(result.stdout, counters)
+    if len(found) != len(chosen):
+        raise SystemExit(
+            f"the profiler saw {len(found)} points of {len(chosen)}:\n{result.stdout[-2000:]}"
+        )
+    return found
 
 
-def totals(output: str, counters: tuple[str, ...]) -> tuple[int, dict[str, float]]:
-    """Return the number of kernels and the sums of what ncu printed: a header, units, kernels."""
+def totals(output: str, counters: tuple[str, ...]) -> list[tuple[int, dict[str, float]]]:
+    """Return the kernels and sums of each point that ncu printed: a header, units, kernels."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
-    if len(lines) < 3:
-        raise SystemExit(f"the profiler counted nothing:\n{output[-2000:]}")
-    header, _, *kernels = csv.reader(io.StringIO("\n".join(lines)))
-    columns = [header.index(counter) for counter in counters]
-    sums = [sum(float(row[column].replace(",", "")) for row in kernels) for column in columns]
-    return len(kernels), dict(zip(counters, sums, strict=True))
+    header, _, *rows = csv.reader(io.StringIO("\n".join(lines))) if lines else ([], [])
+    found = []
+    kernels: list[list[str]] = []
+    for row in rows:
+        if row[header.index("Kernel Name")].startswith(END_OF_POINT):
+            sums = {name: _sum(kernels, header.index(name)) for name in counters}
+            found.append((len(kernels), sums))
+            kernels = []
+        else:
+            kernels.append(row)
+    return found
 
 
-def measure(point: Point) -> dict[str, Any]:
-    counted: dict[str, float] = {}
-    for group in GROUPS:
-        kernels, sums = count(point, group)
-        counted |= sums
+def _sum(rows: Sequence[Sequence[str]], column: int) -> float:
+    return sum(float(row[column].replace(",", "")) for row in rows)
+
+
+def described(point: Point, kernels: int, counted: dict[str, float]) -> dict[str, Any]:
+    """Return what was counted of a point, beside what is predicted."""
     hits, misses = (counted[counter] for counter in GROUPS[1])
     moved = sum(counted[counter] for counter in GROUPS[0])
     return {
@@ -183,18 +202,18 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        run_profiled(Point(**json.loads(args.child)))
+        for fields in json.loads(args.child):
+            run_profiled(Point(**fields))
         return
     header = ["what", "dtype", "mask", "heads", "n", "kernels", "predicted MB", "counted MB"]
     table = [[*header, "counted/predicted", "L2 hits"]]
-    results = []
-    for point in points():
-        if args.what and point.what not in args.what:
-            continue
-        results.append(measure(point))
-        table.append(line(results[-1]))
-        print(*table[-1], sep="  ", flush=True)
-    print("", *aligned(table), sep="\n")
+    chosen = [point for point in points() if not args.what or point.what in args.what]
+    groups = [count(chosen, group) for group in GROUPS]
+    results = [
+        described(point, kernels, first | second)
+        for point, (kernels, first), (_, second) in zip(chosen, *groups, strict=True)
+    ]
+    print(*aligned([*table, *map(line, results)]), sep="\n")
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(), "points": results}, indent=1) + "\n")
 
