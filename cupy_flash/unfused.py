@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from cupy_flash.arrays import BFLOAT16, describe, promote
+from cupy_flash.arrays import describe, promote
 from cupy_flash.device import import_cupy
 from cupy_flash.softmaxes.api import softmax
+
+# Elements of S of one query head from which 16-bit matrices are multiplied one by one.
+ONE_BY_ONE = 1 << 21
 
 
 class CublasMissing(ImportError):
@@ -39,9 +42,10 @@ def standard_attention(
         out = P @ v
 
     Both products are CuPy's (cuBLAS), in the promoted dtype: 16-bit products are summed in float32,
-    and S is rounded to 16 bits. NumPy has no 16-bit BLAS, and CuPy 14.2 refuses batched bfloat16
-    products; there 16-bit arrays are converted to float32 first and only the result is rounded,
-    which is the fastest that their users can write. The softmax is `cupy_flash.softmax`. The scale
+    and S is rounded to 16 bits. CuPy 14.2 has 16-bit products of two matrices, but converts batches
+    of float16 ones to float32 and back and refuses those of bfloat16. So large matrices are
+    multiplied one by one; small ones, and NumPy's, which has no 16-bit BLAS, are converted to
+    float32 first and only the result is rounded. The softmax is `cupy_flash.softmax`. The scale
     goes to the smaller one of q and k, where it costs less than on S. Grouped query heads are
     folded into the rows of their key head, so k and v aren't repeated.
 
@@ -81,9 +85,10 @@ def standard_attention(
     xp = np if on_cpu else _cupy_with_cublas()
     dtype = promote({name: describe(name, x) for name, x in (("q", q), ("k", k), ("v", v))})
     softmax_dtype = np.promote_types(dtype, np.float32)
-    product_dtype = softmax_dtype if on_cpu or dtype == BFLOAT16 else dtype
-    q, k, v = (x.astype(product_dtype, copy=False) for x in (q, k, v))
     (m, d), n = q.shape[-2:], k.shape[-2]
+    one_by_one = not on_cpu and dtype.itemsize == 2 and m * n >= ONE_BY_ONE
+    product_dtype = dtype if one_by_one else softmax_dtype
+    q, k, v = (x.astype(product_dtype, copy=False) for x in (q, k, v))
     scale = 1 / math.sqrt(d or 1) if scale is None else scale
     factor = softmax_dtype.type(scale)
     if q.size <= k.size:
@@ -95,18 +100,30 @@ def standard_attention(
         lead = np.broadcast_shapes(*(x.shape[:-2] for x in (rows, k, v)))
         return xp.zeros((*_unfolded(lead, heads), m, v.shape[-1]), dtype)
 
-    S = xp.matmul(rows, k.swapaxes(-1, -2))
+    product = _each_product if one_by_one else xp.matmul
+    S = product(rows, k.swapaxes(-1, -2))
     folded = S.shape
     S = S.reshape((*_unfolded(folded[:-2], heads), m, n))
     if causal:
         offset = n - m if offset is None else offset
         sees = xp.arange(n) <= xp.arange(m)[:, None] + offset
-        S += xp.where(sees, 0.0, -math.inf).astype(product_dtype)
+        S += xp.where(sees, *xp.array((0.0, -math.inf), product_dtype))
     P = softmax(S, method=method, out=S)
-    out = xp.matmul(P.reshape(folded), v)
+    out = product(P.reshape(folded), v)
     return out.reshape((*_unfolded(out.shape[:-2], heads), m, v.shape[-1])).astype(
         dtype, copy=False
     )
+
+
+def _each_product(a: Any, b: Any) -> Any:
+    """Multiply CuPy arrays as `cupy.matmul` does, one pair of matrices after the other."""
+    cupy = import_cupy()
+    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (cupy.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (a, b))
+    out = cupy.empty((*lead, a.shape[-2], b.shape[-1]), a.dtype)
+    for index in np.ndindex(lead):
+        cupy.matmul(a[index], b[index], out=out[index])
+    return out
 
 
 def _rows_per_key_head(q: Any, k: Any, v: Any) -> tuple[Any, int | None]:
