@@ -5,6 +5,7 @@
 
 #include "ptx/memory.cuh"
 #include "ptx/opaque.cuh"
+#include "ptx/pack.cuh"
 #include "ptx/shared.cuh"
 #include "row_pieces.cuh"
 #include "softmax_params.cuh"
@@ -25,6 +26,18 @@ struct Elements {
 
   __device__ __forceinline__ T get(int e) const { return of_bits(T(), e); }
   __device__ __forceinline__ void set(int e, T value) { put_bits(value, e); }
+
+  // Rounds an element of `of(e)` to each place.
+  template <class Of>
+  __device__ __forceinline__ void round(const Of& of) {
+    if constexpr (sizeof(T) == 2) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words.word[i] = pack_pair<T>(of(2 * i), of(2 * i + 1));
+    } else {
+#pragma unroll
+      for (int e = 0; e < kSize; ++e) set(e, of(e));
+    }
+  }
 
   // The same elements, which the compiler can't know to have been converted before: it would keep them
   // in registers of their own.
@@ -79,6 +92,10 @@ struct Packs {
   static constexpr int kPackColumns = Config::kLanes * kSize;
   static constexpr int kTileColumns = kCount * kPackColumns;
   static_assert(kCount % kExchange == 0, "whole exchanges");
+
+  // Whether a row's elements in registers become its weights, so that each has one exponential: two of
+  // them in float64 took longer than the memory does. Of 16 bits the weights would need more registers.
+  static constexpr bool kKeepsWeights = sizeof(T) == 8;
 
   Elements<T> held[kCount];
 

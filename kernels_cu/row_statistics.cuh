@@ -113,22 +113,59 @@ struct Normaliser {
   template <class T>
   __device__ __forceinline__ Elements<T> operator()(const Elements<T>& x) const {
     Elements<T> P;
-#pragma unroll
-    for (int e = 0; e < Elements<T>::kSize; ++e) {
-      P.set(e, Round<T>::from(exponential(Convert<A>::from(x.get(e)) - reference) * inverse));
-    }
+    P.round([&](int e) {
+      return exponential(Convert<A>::from(x.get(e)) - reference) * inverse;
+    });
     return P;
   }
 };
 
-// The last pass over a piece, from memory to memory.
+// The same where the elements have become weights exp(x - m) already.
 template <class Config>
+__device__ __forceinline__ void normalise_weights(
+    Packs<Config>& packs, typename Config::Accumulate m,
+    const Normaliser<typename Config::Accumulate>& row) {
+  const auto factor = exponential(m - row.reference) * row.inverse;
+#pragma unroll
+  for (int i = 0; i < Config::kPacks; ++i) {
+    packs.held[i].round([&](int e) { return packs.held[i].get(e) * factor; });
+  }
+}
+
+// What is stored of packs that hold the result.
+struct AsItIs {
+  template <class T>
+  __device__ __forceinline__ const Elements<T>& operator()(const Elements<T>& P) const {
+    return P;
+  }
+};
+
+// Calls use(packs, begin) for each tile of a piece, whose first one is loaded already. The next one is on
+// its way meanwhile.
+template <class Config, class Use>
+__device__ __forceinline__ void for_each_tile(const SoftmaxParams& params,
+                                              const Piece<typename Config::Element>& piece,
+                                              Packs<Config>& packs, const Use& use) {
+  for (int begin = 0; begin < piece.columns; begin += Packs<Config>::kTileColumns) {
+    Packs<Config> next = packs;
+    if (begin + Packs<Config>::kTileColumns < piece.columns) {
+      next.load(piece, params.x.column, begin + Packs<Config>::kTileColumns);
+    }
+    use(packs, begin);
+    packs = next;
+  }
+}
+
+// The last pass over a piece, from memory to memory. `row` finds the row's statistics, while the first
+// tile is on its way.
+template <class Config, class Row>
 __device__ __forceinline__ void write_piece(const SoftmaxParams& params,
                                             const Piece<typename Config::Element>& piece,
-                                            const Normaliser<typename Config::Accumulate>& row) {
-  for (int begin = 0; begin < piece.columns; begin += Packs<Config>::kTileColumns) {
-    Packs<Config> packs;
-    packs.load(piece, params.x.column, begin);
-    packs.store(piece, params.o.column, begin, row);
-  }
+                                            const Row& row) {
+  Packs<Config> first;
+  first.load(piece, params.x.column, 0);
+  const Normaliser<typename Config::Accumulate> normalise(row());
+  for_each_tile<Config>(params, piece, first, [&](const Packs<Config>& packs, int begin) {
+    packs.store(piece, params.o.column, begin, normalise);
+  });
 }

@@ -32,6 +32,26 @@ struct OnlineColumns {
       : softmax(params) {}
 
   __device__ __forceinline__ void update(const Packs<Config>& packs) {
+    update(packs, [](int, A) {});
+  }
+
+  // The same of all that a thread has of a row, whose packs become the weights exp(x - m).
+  __device__ __forceinline__ void weigh(Packs<Config>& packs) {
+    static_assert(Config::kPacks == kUpdate, "all weights are relative to one maximum");
+    update(packs, [&](int c, A weight) { packs.held[c / kSize].set(c % kSize, weight); });
+  }
+
+  __device__ __forceinline__ Statistics<A> statistics() const {
+    Statistics<A> mine;
+    mine.m = softmax.m[0];
+    mine.l = softmax.l[0];
+    return RowReduction<A, Config::kLanes>::join(mine);
+  }
+
+ private:
+  // keep(c, weight) gets the weight of each column.
+  template <class Keep>
+  __device__ __forceinline__ void update(const Packs<Config>& packs, const Keep& keep) {
 #pragma unroll
     for (int begin = 0; begin < Config::kPacks; begin += kUpdate) {
       RegisterTile<A, 1, kUpdate * kSize> S;
@@ -41,14 +61,9 @@ struct OnlineColumns {
       }
       A alpha[1];
       softmax.update(S, alpha);
+#pragma unroll
+      for (int c = 0; c < kUpdate * kSize; ++c) keep(begin * kSize + c, S(0, c));
     }
-  }
-
-  __device__ __forceinline__ Statistics<A> statistics() const {
-    Statistics<A> mine;
-    mine.m = softmax.m[0];
-    mine.l = softmax.l[0];
-    return RowReduction<A, Config::kLanes>::join(mine);
   }
 };
 
@@ -61,9 +76,16 @@ __device__ __forceinline__ void softmax_online_row(const SoftmaxParams& params) 
     Packs<Config> packs;
     packs.load(piece, params.x.column, 0);
     OnlineColumns<Config> columns(params);
-    columns.update(packs);
-    const Normaliser<A> normalise(columns.statistics());
-    packs.store(piece, params.o.column, 0, normalise);
+    if constexpr (Packs<Config>::kKeepsWeights) {
+      columns.weigh(packs);
+      const Normaliser<A> row(columns.statistics());
+      normalise_weights(packs, reference_of(columns.softmax.m[0]), row);
+      packs.store(piece, params.o.column, 0, AsItIs());
+    } else {
+      columns.update(packs);
+      const Normaliser<A> normalise(columns.statistics());
+      packs.store(piece, params.o.column, 0, normalise);
+    }
     RowReduction<A, Config::kLanes>::release();
   }
 }
@@ -76,11 +98,10 @@ __device__ __forceinline__ void softmax_online_reduce(const SoftmaxParams& param
   Piece<typename Config::Element> piece;
   while (pieces.next(piece)) {
     OnlineColumns<Config> columns(params);
-    for (int begin = 0; begin < piece.columns; begin += Packs<Config>::kTileColumns) {
-      Packs<Config> packs;
-      packs.load(piece, params.x.column, begin);
-      columns.update(packs);
-    }
+    Packs<Config> first;
+    first.load(piece, params.x.column, 0);
+    for_each_tile<Config>(params, piece, first,
+                          [&](const Packs<Config>& packs, int) { columns.update(packs); });
     const Statistics<A> found = columns.statistics();
     const PartStatistics<A> row(params, piece);
     if (threadIdx.x == 0) {
@@ -98,16 +119,17 @@ __device__ __forceinline__ void softmax_online_write(const SoftmaxParams& params
   Pieces<Config> pieces(params);
   Piece<typename Config::Element> piece;
   while (pieces.next(piece)) {
-    const PartStatistics<A> row(params, piece);
-    Statistics<A> mine;
-    for (int part = threadIdx.x; part < row.parts; part += Config::kThreads) {
-      Statistics<A> other;
-      other.m = load_global(row.m + part);
-      other.l = load_global(row.l + part);
-      mine.join(other);
-    }
-    const Normaliser<A> normalise(RowReduction<A, Config::kLanes>::join(mine));
-    write_piece<Config>(params, piece, normalise);
+    write_piece<Config>(params, piece, [&] {
+      const PartStatistics<A> row(params, piece);
+      Statistics<A> mine;
+      for (int part = threadIdx.x; part < row.parts; part += Config::kThreads) {
+        Statistics<A> other;
+        other.m = load_global(row.m + part);
+        other.l = load_global(row.l + part);
+        mine.join(other);
+      }
+      return RowReduction<A, Config::kLanes>::join(mine);
+    });
     RowReduction<A, Config::kLanes>::release();
   }
 }

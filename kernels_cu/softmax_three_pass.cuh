@@ -35,6 +35,21 @@ struct ThreePassColumns {
     }
     return l;
   }
+
+  // The same of all that a thread has of a row, whose packs become the weights that are summed.
+  static __device__ __forceinline__ A weigh(Packs<Config>& packs, A reference) {
+    A l = A(0);
+#pragma unroll
+    for (int i = 0; i < Config::kPacks; ++i) {
+#pragma unroll
+      for (int e = 0; e < kSize; ++e) {
+        const A weight = exponential(packs.held[i].get(e) - reference);
+        packs.held[i].set(e, weight);
+        l += weight;
+      }
+    }
+    return l;
+  }
 };
 
 template <class Config>
@@ -49,9 +64,16 @@ __device__ __forceinline__ void softmax_three_pass_row(const SoftmaxParams& para
     packs.load(piece, params.x.column, 0);
     Statistics<A> row;
     row.m = Reduction::row_maximum(Columns::maximum_of(packs, row.m));
-    row.l = Reduction::row_sum(Columns::sum_of(packs, reference_of(row.m), row.l));
-    const Normaliser<A> normalise(row);
-    packs.store(piece, params.o.column, 0, normalise);
+    const A reference = reference_of(row.m);
+    if constexpr (Packs<Config>::kKeepsWeights) {
+      row.l = Reduction::row_sum(Columns::weigh(packs, reference));
+      normalise_weights(packs, reference, Normaliser<A>(row));
+      packs.store(piece, params.o.column, 0, AsItIs());
+    } else {
+      row.l = Reduction::row_sum(Columns::sum_of(packs, reference, row.l));
+      const Normaliser<A> normalise(row);
+      packs.store(piece, params.o.column, 0, normalise);
+    }
     Reduction::release();
   }
 }
@@ -76,11 +98,11 @@ __device__ __forceinline__ void softmax_three_pass_maximum(const SoftmaxParams& 
   Piece<typename Config::Element> piece;
   while (pieces.next(piece)) {
     A m = -Limits<A>::infinity();
-    for (int begin = 0; begin < piece.columns; begin += Packs<Config>::kTileColumns) {
-      Packs<Config> packs;
-      packs.load(piece, params.x.column, begin);
+    Packs<Config> first;
+    first.load(piece, params.x.column, 0);
+    for_each_tile<Config>(params, piece, first, [&](const Packs<Config>& packs, int) {
       m = ThreePassColumns<Config>::maximum_of(packs, m);
-    }
+    });
     m = RowReduction<A, Config::kLanes>::row_maximum(m);
     const PartStatistics<A> row(params, piece);
     if (threadIdx.x == 0) store_global(row.m + piece.part, m);
@@ -96,13 +118,13 @@ __device__ __forceinline__ void softmax_three_pass_sum(const SoftmaxParams& para
   Piece<typename Config::Element> piece;
   while (pieces.next(piece)) {
     const PartStatistics<A> row(params, piece);
+    Packs<Config> first;
+    first.load(piece, params.x.column, 0);
     const A reference = reference_of(maximum_of_parts<Config>(row));
     A l = A(0);
-    for (int begin = 0; begin < piece.columns; begin += Packs<Config>::kTileColumns) {
-      Packs<Config> packs;
-      packs.load(piece, params.x.column, begin);
+    for_each_tile<Config>(params, piece, first, [&](const Packs<Config>& packs, int) {
       l = ThreePassColumns<Config>::sum_of(packs, reference, l);
-    }
+    });
     l = RowReduction<A, Config::kLanes>::row_sum(l);
     if (threadIdx.x == 0) store_global(row.l + piece.part, l);
     RowReduction<A, Config::kLanes>::release();
@@ -116,16 +138,17 @@ __device__ __forceinline__ void softmax_three_pass_write(const SoftmaxParams& pa
   Pieces<Config> pieces(params);
   Piece<typename Config::Element> piece;
   while (pieces.next(piece)) {
-    const PartStatistics<A> row(params, piece);
-    Statistics<A> whole;
-    whole.m = maximum_of_parts<Config>(row);
-    A l = A(0);
-    for (int part = threadIdx.x; part < row.parts; part += Config::kThreads) {
-      l += load_global(row.l + part);
-    }
-    whole.l = RowReduction<A, Config::kLanes>::row_sum(l);
-    const Normaliser<A> normalise(whole);
-    write_piece<Config>(params, piece, normalise);
+    write_piece<Config>(params, piece, [&] {
+      const PartStatistics<A> row(params, piece);
+      Statistics<A> whole;
+      whole.m = maximum_of_parts<Config>(row);
+      A l = A(0);
+      for (int part = threadIdx.x; part < row.parts; part += Config::kThreads) {
+        l += load_global(row.l + part);
+      }
+      whole.l = RowReduction<A, Config::kLanes>::row_sum(l);
+      return whole;
+    });
     RowReduction<A, Config::kLanes>::release();
   }
 }

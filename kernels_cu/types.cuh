@@ -1,8 +1,8 @@
 // Element types in memory, the types that sums run in, and what both need of arithmetic.
 #pragma once
 
+#include "exponential.cuh"
 #include "ptx/convert.cuh"
-#include "ptx/exponential.cuh"
 #include "ptx/memory.cuh"
 
 struct Float16 {
@@ -99,18 +99,13 @@ struct Limits<double> {
   }
 };
 
-// e^x for x <= 0. In float32 the product x log2(e) costs |x| 2^-24 of relative accuracy, what the
-// rounding of the score x itself costs already.
-__device__ __forceinline__ float exponential(float x) {
-  return exp2_approx(x * 1.4426950408889634f);
-}
-__device__ __forceinline__ double exponential(double x) { return exp(x); }
-
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }
 
 __device__ __forceinline__ float maximum(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ double maximum(double a, double b) { return fmax(a, b); }
+// Half the instructions of fmax, and the same unless `a` is a NaN: a row with a NaN has no maximum that
+// matters.
+__device__ __forceinline__ double maximum(double a, double b) { return b > a ? b : a; }
 
 __device__ __forceinline__ float minimum(float a, float b) { return fminf(a, b); }
 __device__ __forceinline__ double minimum(double a, double b) { return fmin(a, b); }

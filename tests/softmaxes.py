@@ -17,7 +17,7 @@ from strategies import DTYPES
 METHODS = ("online", "three_pass")
 VALUES = ("normal", "x30", "equal", "outlier", "large", "rising", "holes", "subnormal")
 # Bytes of a row up to which one kernel serves; the last one of float32 alone.
-CAPACITIES = (64, 512, 2048, 8192, 16384, 32768, 65536)
+CAPACITIES = (64, 128, 256, 512, 2048, 8192, 16384, 32768, 65536)
 SENTINEL = 7.0
 
 

@@ -43,18 +43,35 @@ class RowTile:
 
 
 # For rows up to each one's capacity.
-ROW_TILES = (
+_SHORT_ROWS = (
     RowTile(lanes=4, packs=1, threads=128, blocks=8),
-    RowTile(lanes=32, packs=1, threads=128, blocks=8),
+    RowTile(lanes=4, packs=2, threads=128, blocks=8),
+    RowTile(lanes=4, packs=4, threads=128, blocks=6),
+    RowTile(lanes=8, packs=4, threads=128, blocks=6),
     RowTile(lanes=32, packs=4, threads=128, blocks=6),
+)
+_HALF_ROWS = (
+    *_SHORT_ROWS,
     RowTile(lanes=128, packs=4, threads=128, blocks=6),
     RowTile(lanes=256, packs=4, threads=256, blocks=3),
     RowTile(lanes=512, packs=4, threads=512, blocks=2),
 )
-# Conversions to float32, and exp in float64, take the registers that would hold more packs.
-FLOAT32_TILES = (*ROW_TILES, RowTile(lanes=512, packs=8, threads=512, blocks=1))
-# For longer ones: of each of their parts.
-PART_TILE = RowTile(lanes=256, packs=4, threads=256, blocks=3)
+# At least two blocks, so that one has loads on their way while the other computes. Conversions to
+# float32, and exp in float64, take the registers that would hold more packs.
+ROW_TILES = {
+    "float16": _HALF_ROWS,
+    "bfloat16": _HALF_ROWS,
+    "float32": (*_HALF_ROWS, RowTile(lanes=256, packs=16, threads=256, blocks=2)),
+    "float64": (
+        *_SHORT_ROWS,
+        RowTile(lanes=128, packs=4, threads=128, blocks=6),
+        RowTile(lanes=256, packs=4, threads=256, blocks=3),
+        RowTile(lanes=256, packs=8, threads=256, blocks=2),
+    ),
+}
+# For longer ones: of each of their parts, and how many tiles a part has at least.
+PART_TILE = RowTile(lanes=128, packs=4, threads=128, blocks=6)
+LEAST_TILES = {"float16": 4, "bfloat16": 4, "float32": 4, "float64": 8}
 # Enough for the multiprocessors of any GPU to share one row, few enough that a block reads what all
 # of them found at little cost beside its own part.
 MOST_PARTS = 512
@@ -94,8 +111,8 @@ class SoftmaxVariant:
 
     @property
     def update(self) -> int:
-        """Packs of one online update, of 16 columns, in float64 of 8."""
-        return 2 if to_dtype(self.dtype).itemsize == 2 else 4
+        """Packs of one online update, of 16 columns."""
+        return to_dtype(self.dtype).itemsize
 
     @property
     def exchange(self) -> int:
@@ -147,12 +164,14 @@ def choose_softmax(problem: SoftmaxProblem, device: Device) -> SoftmaxChoice:
     """
     itemsize = to_dtype(problem.dtype).itemsize
     row_bytes = problem.columns * itemsize
-    for tile in FLOAT32_TILES if problem.dtype == "float32" else ROW_TILES:
+    for tile in ROW_TILES[problem.dtype]:
         if row_bytes <= tile.capacity:
             variant = _variant(problem, "row", device, tile)
             return SoftmaxChoice((variant,), 1, problem.columns)
     step = PART_TILE.capacity // itemsize
-    part_columns = -(-problem.columns // (MOST_PARTS * step)) * step
+    # Two parts at least, or nothing was gained by dividing.
+    least = min(LEAST_TILES[problem.dtype], -(-problem.columns // (2 * step)))
+    part_columns = max(least, -(-problem.columns // (MOST_PARTS * step))) * step
     variants = tuple(
         _variant(problem, stage, device, PART_TILE) for stage in STAGES[problem.method]
     )
@@ -168,7 +187,8 @@ def _intern(variant: SoftmaxVariant) -> SoftmaxVariant:
 def _variant(problem: SoftmaxProblem, stage: str, device: Device, tile: RowTile) -> SoftmaxVariant:
     if problem.dtype == "float64" or not problem.aligned:
         # More registers for exp, or for the elements on their way through shared memory.
-        tile = replace(tile, blocks=min(tile.blocks, 512 // tile.threads))
+        threads = 640 if problem.aligned else 512
+        tile = replace(tile, blocks=min(tile.blocks, threads // tile.threads))
     return _intern(
         SoftmaxVariant(
             method=problem.method,

@@ -1,5 +1,6 @@
 // Two floats to a pair of 16-bit elements, as mma's fragments hold them: `low` in the lower half (PTX
 // ISA, "cvt": .rn.f16x2.f32 and .rn.bf16x2.f32; sm_80). Rounds to nearest even; a NaN becomes 0x7fff.
+// Before sm_80 it is done one by one, and bfloat16 in integers.
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -10,7 +11,7 @@ struct BFloat16;
 template <class T>
 __device__ __forceinline__ unsigned pack_pair(float low, float high);
 
-#ifdef CUPY_FLASH_EMULATE
+#if defined(CUPY_FLASH_EMULATE) || __CUDA_ARCH__ < 800
 
 template <>
 __device__ __forceinline__ unsigned pack_pair<Float16>(float low, float high) {

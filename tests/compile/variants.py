@@ -14,7 +14,7 @@ from cupy_flash.options import check_options
 from cupy_flash.problem import make_problem
 from cupy_flash.select import HEAD_DIM_BUCKETS, Variant, choose
 from cupy_flash.softmaxes.problem import make_softmax_problem
-from cupy_flash.softmaxes.select import FLOAT32_TILES, STAGES, SoftmaxVariant, choose_softmax
+from cupy_flash.softmaxes.select import ROW_TILES, STAGES, SoftmaxVariant, choose_softmax
 from cupy_flash.source import ELEMENT_TYPES, AnyVariant, source
 from nvrtc import Compiler
 
@@ -58,7 +58,7 @@ FAMILIES: dict[str, Axes] = {
 SOFTMAX_FAMILIES: dict[str, Axes] = {
     "softmax of rows": {
         "dtype": tuple(ELEMENT_TYPES),
-        "row_bytes": tuple(tile.capacity for tile in FLOAT32_TILES),
+        "row_bytes": tuple(tile.capacity for tile in ROW_TILES["float32"]),
         "method": tuple(STAGES),
         "aligned": (True, False),
         "arch": ARCHS,

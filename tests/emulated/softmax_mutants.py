@@ -124,8 +124,28 @@ SOFTMAX_MUTANTS = {
     ),
     "a part's sum isn't counted": three_pass(
         THREE_PASS,
-        "part < row.parts; part += Config::kThreads) {\n      l +=",
-        "part < row.parts - 1; part += Config::kThreads) {\n      l +=",
+        "part < row.parts; part += Config::kThreads) {\n        l +=",
+        "part < row.parts - 1; part += Config::kThreads) {\n        l +=",
         "rising over parts",
+    ),
+    # Weights that stay in registers, in float64.
+    "weights stay relative to the thread's maximum": online(
+        STATISTICS, "exponential(m - row.reference) * row.inverse", "row.inverse", "weights"
+    ),
+    "weights are divided by the sum before the others brought theirs": three_pass(
+        THREE_PASS,
+        "row.l = Reduction::row_sum(Columns::weigh(packs, reference));",
+        "row.l = Columns::weigh(packs, reference);",
+        "weights",
+    ),
+    # Tiles of a part.
+    "the first tile is written again": online(
+        STATISTICS, "    packs = next;\n", "", "tiles of a part"
+    ),
+    "the tile after next is loaded": online(
+        STATISTICS,
+        "params.x.column, begin + Packs<Config>::kTileColumns);",
+        "params.x.column, begin + 2 * Packs<Config>::kTileColumns);",
+        "tiles of a part",
     ),
 }

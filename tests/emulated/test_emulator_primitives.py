@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emulation import LANDINGS, SCHEDULES
-from primitives import EXP2, PRIMITIVES, emulated
+from primitives import EXP2, EXPONENTIAL, PRIMITIVES, emulated
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
@@ -34,3 +34,11 @@ def test_result_is_the_same_in_every_order(name: str, landing: int) -> None:
 def test_exp2_is_the_host_library_s_and_flushes() -> None:
     y, nearest = (words.view(np.float32) for words in (emulated(EXP2), EXP2.expected()))
     np.testing.assert_array_max_ulp(y, nearest, 1)
+
+
+def test_the_exponential_of_float64_is_off_by_less_than_one_unit() -> None:
+    y, nearest = (
+        words.view(np.float64) for words in (emulated(EXPONENTIAL), EXPONENTIAL.expected())
+    )
+    np.testing.assert_array_max_ulp(y, nearest, 1)
+    assert (y == nearest).mean() > 0.8

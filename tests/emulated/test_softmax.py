@@ -100,9 +100,9 @@ def test_a_maximum_that_rises_in_every_block(dtype: str, method: str, step: int)
 def test_a_maximum_that_rises_in_every_tile_of_every_part(dtype: str, method: str) -> None:
     """A part of several tiles, as only rows of millions have them."""
     columns = PART_TILE.capacity // DTYPES[dtype].itemsize
-    n = 5 * columns + 37
+    n = 9 * columns + 37
     x = rising(dtype, n, columns)
-    choice = replace(choice_of(x, method), parts=2, part_columns=3 * columns)
+    choice = replace(choice_of(x, method), parts=2, part_columns=5 * columns)
     out, _ = run(x, method=method, choice=choice)
     check_softmax(x, out, -1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,16 @@ PROBLEMS = {
     "five rows": lambda: drawn((5, 90), "float32", "normal", 6),
     "block": lambda: drawn((3, 3000), "float32", "x30", 7),
     "one block": lambda: drawn((3, 3000), "float32", "x30", 8),
+    "weights": lambda: rising("float64", 4000, 4),
+    "tiles of a part": lambda: drawn((2, LONG), "float32", "x30", 9),
+}
+# All others are float32.
+FLOAT64 = ("weights",)
+# Parts, and columns of each: more parts than threads, so that a thread joins two; several tiles.
+PARTS = {
+    "rising over many parts": (300, 64),
+    "falling over many parts": (300, 64),
+    "tiles of a part": (2, 12_288),
 }
 LAYOUTS = {"strided": "sliced", "tail": "pitch 8"}
 
@@ -50,16 +61,16 @@ def battery(method: str, names: Sequence[str], folder: Path | None) -> None:
     for name in names:
         rows = PROBLEMS[name]()
         layout = LAYOUTS.get(name, "contiguous")
+        dtype = np.dtype(np.float64 if name in FLOAT64 else np.float32)
         x, out = (
-            strided(rows.shape, np.dtype(np.float32), kind, SENTINEL)
+            strided(rows.shape, dtype, kind, SENTINEL)
             for kind in (layout, "transposed" if layout == "sliced" else layout)
         )
         x.numpy()[...] = rows
         choice = choice_of(x.numpy(), method) if layout == "contiguous" else None
-        if name.endswith("many parts"):
-            # More parts than threads, so that a thread joins two.
-            parts = {"parts": 300, "part_columns": 64}
-            choice = type(choice)(variants=choice.variants, **parts)
+        if choice and name in PARTS:
+            parts, part_columns = PARTS[name]
+            choice = replace(choice, parts=parts, part_columns=part_columns)
         for schedule in SCHEDULES:
             grid = 1 if name == "one block" else None
             run(
@@ -73,7 +84,7 @@ def battery(method: str, names: Sequence[str], folder: Path | None) -> None:
                 choice=choice,
             )
             check_softmax(x.numpy(), out.numpy(), -1)
-            unsigned = np.array(SENTINEL, np.float32).view("u4")
+            unsigned = np.array(SENTINEL, dtype).view(f"u{dtype.itemsize}")
             assert (out.outside() == unsigned).all(), "something beside out was written"
 
 

@@ -42,8 +42,15 @@ BODY
 }
 """
 EMPTY = PRELUDE + KERNEL.replace("TYPE", "float").replace("BODY", "")
-# What kernels_cu/ptx holds; none of these files includes another one of them.
-PTX = ("memory", "exponential", "shared", "async_copy", "pack", "matrix")
+# What kernels_cu/ptx holds, and the exponential; none of these files includes another one of them.
+PRIMITIVES = (
+    "ptx/memory",
+    "exponential",
+    "ptx/shared",
+    "ptx/async_copy",
+    "ptx/pack",
+    "ptx/matrix",
+)
 ELEMENTS = """
 #line 1 "elements.cuh"
 struct Float16 { unsigned short bits; };
@@ -54,7 +61,7 @@ struct BFloat16 { unsigned short bits; };
 @functools.cache
 def primitives() -> str:
     """Return the text of the primitives, which take the place of `PRELUDE` on CPU and GPU."""
-    return "".join(flatten(f"ptx/{name}.cuh") for name in PTX) + ELEMENTS
+    return "".join(flatten(f"{name}.cuh") for name in PRIMITIVES) + ELEMENTS
 
 
 def kernel_text(body: str, dtype: Any, prelude: str) -> str:

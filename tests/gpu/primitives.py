@@ -209,6 +209,38 @@ def exponents() -> Words:
     return x.view(np.uint32)
 
 
+def natural_powers(x: Words) -> Words:
+    """Return e^x of float64 numbers, the nearest ones; 0 where powers are below 2^-1022."""
+    with np.errstate(under="ignore"):
+        exact = np.exp(x.view(np.float64).astype(np.longdouble)).astype(np.float64)
+    return np.where(exact < np.finfo(np.float64).tiny, 0, exact).view(np.uint32)
+
+
+def below_zero() -> Words:
+    """Return float64 numbers that a softmax may take the exponential of, small and large."""
+    rng = np.random.default_rng(0)
+    x = -np.concatenate(
+        [rng.uniform(0, 708, 4000), rng.uniform(0, 1, 4000), 10 ** rng.uniform(-320, 3, 4000)]
+    )
+    edges = [-0.0, 0.0, -np.inf, np.nan, -np.nan, -1e300, -708.395, -708.397, -745.2]
+    return np.append(x, edges).view(np.uint32)
+
+
+# Not exact: the definition is the nearest float64 number.
+EXPONENTIAL = Primitive(
+    """
+    const unsigned* x = p.x + 64 * blockIdx.x + 2 * i;
+    const unsigned long long high = load_global(x + 1);
+    const long long bits = static_cast<long long>(high << 32 | load_global(x));
+    const long long power = __double_as_longlong(exponential(__longlong_as_double(bits)));
+    store_global(p.y + 64 * blockIdx.x + 2 * i, static_cast<unsigned>(power));
+    store_global(p.y + 64 * blockIdx.x + 2 * i + 1, static_cast<unsigned>(power >> 32));
+    """,
+    padded(below_zero(), 64),
+    64,
+    64,
+    natural_powers,
+)
 # Not exact: the definition is the nearest float32 number.
 EXP2 = one_word(
     "__float_as_uint(exp2_approx(__uint_as_float(word)))", exponents(), powers, floats=True

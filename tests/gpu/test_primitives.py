@@ -7,11 +7,11 @@ import pytest
 
 from cupy_flash.compile import OPTIONS
 from nvrtc import compilers, versions
-from primitives import EXP2, PRIMITIVES, emulated_products, on_gpu
+from primitives import EXP2, EXPONENTIAL, PRIMITIVES, emulated, emulated_products, on_gpu
 from record_primitives import CASES, DTYPES, cases, kernel_text, products
 from variants import CUPY_OPTIONS
 
-EVERYTHING = PRIMITIVES | {"exp2_approx": EXP2}
+EVERYTHING = PRIMITIVES | {"exp2_approx": EXP2, "exponential": EXPONENTIAL}
 # What emulator/tensor_core.hpp describes: older tensor cores sum fewer products at once.
 ARCH_OF_THE_SUMS = "90"
 
@@ -41,6 +41,13 @@ def test_exp2_is_within_its_documented_error() -> None:
     np.testing.assert_array_equal(y[special], nearest[special])
     # 2^-22, and half a unit in the last place for rounding the exact power.
     np.testing.assert_allclose(y[~special], nearest[~special], rtol=2.0**-22 + 2.0**-24, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.needs_compiler
+def test_the_exponential_of_float64_has_the_emulator_s_bits() -> None:
+    y, expected = (words.view(np.float64) for words in (on_gpu(EXPONENTIAL), emulated(EXPONENTIAL)))
+    np.testing.assert_array_equal(y, expected)
 
 
 @pytest.mark.gpu

@@ -102,7 +102,8 @@ def test_a_maximum_that_rises_in_every_block(dtype: str, method: str, step: int)
         blocks = np.arange(n) // step
         x = np.random.default_rng(n).random((2, n)) + 1.5 * (blocks - blocks[-1])
         x[1] *= 0.1
-        x = x.astype(DTYPES[dtype])
+        # What float16 can't hold has no weight anyway.
+        x = np.maximum(x, -6e4).astype(DTYPES[dtype])
         check_softmax(x, cupy.asnumpy(cupy_flash.softmax(upload(x), method=method)), -1)
 
 
@@ -248,14 +249,16 @@ def test_rows_of_millions(dtype: str, method: str, rows: int) -> None:
     assert bool((out == out[:1]).all())
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+# 16-bit matrices are multiplied in a batch, or one by one.
+@pytest.mark.parametrize("n", [70, 1500])
 @pytest.mark.parametrize("options", [{}, {"causal": True}])
-def test_standard_attention_is_attention(dtype: str, options: dict[str, bool]) -> None:
+@every_dtype
+def test_standard_attention_is_attention(dtype: str, options: dict[str, bool], n: int) -> None:
     if cublas_problem():
         pytest.skip("CuPy has no cuBLAS")
     rng = np.random.default_rng(0)
-    shapes = ((2, 6, 50, 32), (2, 2, 70, 32), (2, 2, 70, 24))
-    q, k, v = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+    shapes = ((2, 6, n - 20, 32), (2, 2, n, 32), (2, 2, n, 24))
+    q, k, v = (rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes)
     exact = reference.attention(q, k, v, **options)
     out = cupy_flash.standard_attention(*map(upload, (q, k, v)), **options)
     error = np.abs(cupy.asnumpy(out).astype(exact.out.dtype) - exact.out).max()
