@@ -69,9 +69,11 @@ ROW_TILES = {
         RowTile(lanes=256, packs=8, threads=256, blocks=2),
     ),
 }
-# For longer ones: of each of their parts, and how many tiles a part has at least.
+# For longer ones: of each of their parts, which has several of them. With one tile a part the next
+# one's loads wait for the reduction of its sums: 0.80 to 0.91 of the copy's speed for float16 instead
+# of 0.97, 0.6 instead of 0.93 for float64 (H200).
 PART_TILE = RowTile(lanes=128, packs=4, threads=128, blocks=6)
-LEAST_TILES = {"float16": 4, "bfloat16": 4, "float32": 4, "float64": 8}
+LEAST_TILES = 4
 # Enough for the multiprocessors of any GPU to share one row, few enough that a block reads what all
 # of them found at little cost beside its own part.
 MOST_PARTS = 512
@@ -170,7 +172,7 @@ def choose_softmax(problem: SoftmaxProblem, device: Device) -> SoftmaxChoice:
             return SoftmaxChoice((variant,), 1, problem.columns)
     step = PART_TILE.capacity // itemsize
     # Two parts at least, or nothing was gained by dividing.
-    least = min(LEAST_TILES[problem.dtype], -(-problem.columns // (2 * step)))
+    least = min(LEAST_TILES, -(-problem.columns // (2 * step)))
     part_columns = max(least, -(-problem.columns // (MOST_PARTS * step))) * step
     variants = tuple(
         _variant(problem, stage, device, PART_TILE) for stage in STAGES[problem.method]

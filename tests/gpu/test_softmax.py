@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import cupy_flash
-from cupy_flash import accuracy, reference
+from cupy_flash import accuracy, reference, unfused
 from cupy_flash.unfused import cublas_problem
 from gpu_runtime import captured, fill_with_nan, same_bits, spin
 from layouts import OUT_LAYOUTS, strided
@@ -249,15 +249,18 @@ def test_rows_of_millions(dtype: str, method: str, rows: int) -> None:
     assert bool((out == out[:1]).all())
 
 
-# 16-bit matrices are multiplied in a batch, or one by one.
-@pytest.mark.parametrize("n", [70, 1500])
+@pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize("options", [{}, {"causal": True}])
 @every_dtype
-def test_standard_attention_is_attention(dtype: str, options: dict[str, bool], n: int) -> None:
+def test_standard_attention_is_attention(
+    dtype: str, options: dict[str, bool], one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if cublas_problem():
         pytest.skip("CuPy has no cuBLAS")
     rng = np.random.default_rng(0)
-    shapes = ((2, 6, n - 20, 32), (2, 2, n, 32), (2, 2, n, 24))
+    if one_by_one:
+        monkeypatch.setattr(unfused, "ONE_BY_ONE", 1)
+    shapes = ((2, 6, 50, 32), (2, 2, 70, 32), (2, 2, 70, 24))
     q, k, v = (rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes)
     exact = reference.attention(q, k, v, **options)
     out = cupy_flash.standard_attention(*map(upload, (q, k, v)), **options)
