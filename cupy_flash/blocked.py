@@ -107,13 +107,14 @@ def attend(Q: Array, K: Array, V: Array, problem: Problem, offset: int) -> tuple
         l = np.zeros((len(Q_block), 1), dtype)
         O = np.zeros((len(Q_block), problem.p), dtype)
         keys = len(K)
-        if problem.causal:
-            keys = min(keys, max(row + len(Q_block) + offset, 0))
+        if problem.right is not None:
+            keys = min(keys, max(row + len(Q_block) + offset + problem.right, 0))
         for key in range(0, keys, BLOCK_N):
             block = slice(key, min(key + BLOCK_N, keys))
             S = Q_block @ K[block].astype(dtype).T * scale_s
-            if problem.causal:
-                S = np.where(np.arange(block.start, block.stop) <= i + offset, S, -np.inf)
+            if problem.right is not None:
+                last = i + offset + problem.right
+                S = np.where(np.arange(block.start, block.stop) <= last, S, -np.inf)
             m_new = np.maximum(m, S.max(axis=1, keepdims=True))
             # A row that has seen no key keeps m = -inf, and -inf - -inf would be NaN.
             reference = np.where(m_new == -np.inf, dtype.type(0), m_new)
