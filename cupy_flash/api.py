@@ -8,7 +8,7 @@ from cupy_flash import blocked, launch
 from cupy_flash.arrays import describe
 from cupy_flash.options import check_options
 from cupy_flash.plan import recall
-from cupy_flash.problem import make_problem
+from cupy_flash.problem import SMALL_ARRAYS, make_problem
 
 
 def attention(
@@ -127,7 +127,11 @@ def attention(
     given = (q, k, v, *results)
     if not (mask is bias is alibi_slopes is sinks is q_lengths is k_lengths is None):
         given = (q, k, v, mask, bias, alibi_slopes, sinks, q_lengths, k_lengths, *results)
+    values: tuple[Any, ...]
     values = (scale, causal, offset, window, softcap, precision, return_lse, kernel)
+    if type(window) is tuple:
+        # Its bounds too: a key tells (1, 0) from (True, 0) by the types of values.
+        values += window
     plan, key, pointers = recall(given, values)
     if plan is not None:
         out, lse = launch.run(plan, pointers, *results)
@@ -157,11 +161,8 @@ def attention(
         None if out is None else describe("out", out),
         None if lse is None else describe("lse", lse),
     )
-    arrays = {"q": q, "k": k, "v": v}
-    if q_lengths is not None:
-        arrays["q_lengths"] = q_lengths
-    if k_lengths is not None:
-        arrays["k_lengths"] = k_lengths
+    small = zip(SMALL_ARRAYS, (mask, bias, alibi_slopes, sinks, q_lengths, k_lengths), strict=True)
+    arrays = {"q": q, "k": k, "v": v} | {name: x for name, x in small if x is not None}
     if problem.module == "cupy":
         out, lse = launch.forward(problem, arrays, out, lse, key)
     else:

@@ -12,9 +12,10 @@ alpha  ``exp(m_old - m_new)``, what the sums so far must be multiplied by
 O      running sum of ``P @ V``
 ====== ========================================================================
 
-After the last block the row's sink joins m and l, as a key without a value would. Then ``O / l`` is
-the row of the output and ``m + log(l)`` its lse. Memory is O(n): one block of scores at a time. Sums run in float32, for float64 inputs in float64. Unlike the
-kernels' bits, these depend on the BLAS that NumPy uses.
+After the last block a row's sink joins m and l, as a key without a value would. Then ``O / l`` is
+the row of the output and ``m + log(l)`` its lse. Memory is O(n): one block of scores at a time.
+Sums run in float32, for float64 inputs in float64. Unlike the kernels' bits, these depend on the
+BLAS that NumPy uses.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from cupy_flash.accuracy import ROUNDS_P
 from cupy_flash.arrays import ArrayInfo, describe, planned, to_dtype
 from cupy_flash.options import check_options
 from cupy_flash.problem import Problem, make_problem
-from cupy_flash.select import Variant, choose
+from cupy_flash.select import choose
+from cupy_flash.variant import Variant
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@
 struct Extent {
   long long rows;    // q_length: rows beyond are padding
   long long keys;    // k_length: keys beyond are padding
-  long long offset;  // row i stands at key i + offset
+  long long offset;  // row i sees keys to i + offset
 };
 
 struct KeyRange {
@@ -27,12 +27,12 @@ struct TileMask {
 
   // The rows from `row` and the keys from `key` on.
   __device__ __forceinline__ TileMask from(int row, int key) const {
-    return {rows - row, keys - key, Config::kCausal ? diagonal + row - key : 0};
+    return {rows - row, keys - key, Config::kRight ? diagonal + row - key : 0};
   }
 
   // Row r sees the keys before this one.
   __device__ __forceinline__ int end(int r) const {
-    const int last = Config::kCausal ? minimum(keys, r + diagonal + 1) : keys;
+    const int last = Config::kRight ? minimum(keys, r + diagonal + 1) : keys;
     return r < rows ? last : 0;
   }
 
@@ -42,7 +42,7 @@ struct TileMask {
   template <int kRows>
   __device__ __forceinline__ bool any_visible() const {
     bool any = rows > 0 && keys > 0;
-    if (Config::kCausal) any = any && minimum(rows, kRows) - 1 + diagonal >= 0;
+    if (Config::kRight) any = any && minimum(rows, kRows) - 1 + diagonal >= 0;
     return any;
   }
 
@@ -50,7 +50,7 @@ struct TileMask {
   template <int kRows, int kKeys>
   __device__ __forceinline__ bool all_visible() const {
     bool all = rows >= kRows && keys >= kKeys;
-    if (Config::kCausal) all = all && diagonal >= kKeys - 1;
+    if (Config::kRight) all = all && diagonal >= kKeys - 1;
     return all;
   }
 };
@@ -64,14 +64,14 @@ struct Mask {
     row_end = minimum(row_end, extent.rows);
     if (row_begin >= row_end) return {0, 0};
     long long end = extent.keys;
-    if (Config::kCausal) end = minimum(end, row_end + extent.offset);
+    if (Config::kRight) end = minimum(end, row_end + extent.offset);
     return {0, maximum(end, 0ll)};
   }
 
   // Of the rows from row_begin on, and the keys of a range; whoever sees beyond it is not asked.
   __device__ __forceinline__ TileMask<Config> tile(long long row_begin, KeyRange keys) const {
     return {within_int(extent.rows - row_begin), within_int(keys.end - keys.begin),
-            Config::kCausal ? within_int(row_begin + extent.offset - keys.begin) : 0};
+            Config::kRight ? within_int(row_begin + extent.offset - keys.begin) : 0};
   }
 
   __device__ __forceinline__ TileMask<Config> tile(long long row_begin, long long key_begin) const {

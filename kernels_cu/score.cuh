@@ -5,6 +5,11 @@
 #include "params.cuh"
 #include "types.cuh"
 
+// The type arguments of calls without these arrays.
+struct NoBias {};
+struct NoSlopes {};
+struct NoSinks {};
+
 template <class Config>
 struct Score {
   using A = typename Config::Accumulate;

@@ -15,8 +15,9 @@ from cupy_flash.device import assumed
 from cupy_flash.options import check_options
 from cupy_flash.params import PARAMS_DTYPE, launches
 from cupy_flash.problem import Problem, allocate, make_problem
-from cupy_flash.select import Variant, choose
+from cupy_flash.select import choose
 from cupy_flash.source import source
+from cupy_flash.variant import Variant
 from emulation import EmulatedKernel, Region, build
 from layouts import Strided, strided
 from strategies import DTYPES, Arrays

@@ -18,9 +18,9 @@ from cupy_flash.select import (
     SHARED_MEMORY,
     SIMT_TILES,
     SM80_TILES,
-    WARP,
     choose,
 )
+from cupy_flash.variant import WARP
 from strategies import DTYPES
 
 FAMILIES = ("naive", "simt")
@@ -197,7 +197,7 @@ def test_each_array_keeps_its_type_and_the_result_is_promoted(dtypes, result):
 def test_a_variant_says_itself_in_one_line():
     lengths = planned((2,), np.dtype(np.int64))
     variant = choose(problem_of(40, 100, causal=True, k_lengths=lengths), assumed(75)).variant
-    assert str(variant) == "forward_simt float32 d<=64 p<=128 sm_75 (causal, k_lengths int64)"
+    assert str(variant) == "forward_simt float32 d<=64 p<=128 sm_75 (right bound, k_lengths int64)"
     mixed = choose(
         problem_of(300, dtypes=("float16", "float32", "float32"), q_lengths=lengths), assumed(90)
     ).variant

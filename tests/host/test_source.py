@@ -109,7 +109,7 @@ def test_the_wrapper_holds_the_constants(family):
         "using Accumulate = double;",
         "using QLengths = NoLengths;",
         "using KLengths = long long;",
-        "static constexpr bool kCausal = true;",
+        "static constexpr bool kRight = true;",
         "static constexpr bool kOffsetFromLengths = true;",
         f"static constexpr int kBlockM = {variant.tile.block_m};",
         f"static constexpr int kHeadDim = {64 if family == 'simt' else 0};",
