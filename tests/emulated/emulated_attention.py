@@ -20,8 +20,7 @@ from cupy_flash.source import source
 from cupy_flash.variant import Variant
 from emulation import EmulatedKernel, Region, build
 from layouts import Strided, strided
-from strategies import DTYPES, Arrays
-from tolerance import result_dtype
+from problems import DTYPES, Arrays, result_dtype
 
 SENTINEL = 7.0
 

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupy_flash.params import OPERANDS, launches
+from drawn import Coverage
 from emulated_attention import attention, some_schedule
 from layouts import Strided, strided
 from probe_tools import assert_same_bits
-from strategies import DTYPES, FOUND, Arrays, Case, Coverage, cases, own_draws
+from problems import DTYPES, Arrays, Case
+from strategies import FOUND, cases, own_draws
 from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]

@@ -8,8 +8,7 @@ import numpy as np
 
 import cupy_flash
 from layouts import Strided, strided
-from strategies import DTYPES, Arrays
-from tolerance import result_dtype
+from problems import DTYPES, Arrays, result_dtype
 
 SENTINEL = 7.0
 

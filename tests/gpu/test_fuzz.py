@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 
+from drawn import Coverage
 from gpu_attention import attention, family
-from strategies import DTYPES, FOUND, KERNELS, Case, Coverage, cases, own_draws
+from problems import DTYPES, KERNELS, Case
+from strategies import FOUND, cases, own_draws
 from tolerance import check
 
 pytestmark = pytest.mark.gpu

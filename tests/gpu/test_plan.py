@@ -28,7 +28,8 @@ from gpu_runtime import (
     same_bits,
     spin,
 )
-from strategies import DTYPES, Case, cases, own_draws
+from problems import DTYPES, Case
+from strategies import cases, own_draws
 
 cupy = pytest.importorskip("cupy")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupy_flash import attention, device, explain, explanation
-from strategies import DTYPES
+from problems import DTYPES
 
 PAIR = ((2, 8, 1024, 64), "float32")
 

@@ -33,7 +33,8 @@ from fake_cupy import (
     qkv,
 )
 from layouts import strided
-from strategies import DTYPES, cases
+from problems import DTYPES
+from strategies import cases
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupy_flash import reference
-from strategies import DTYPES, cases
+from problems import DTYPES
+from strategies import cases
 
 
 def dot(x, y):

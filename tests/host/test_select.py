@@ -21,7 +21,7 @@ from cupy_flash.select import (
     choose,
 )
 from cupy_flash.variant import WARP
-from strategies import DTYPES
+from problems import DTYPES
 
 FAMILIES = ("naive", "simt")
 ARCHS = tuple(_KNOWN)

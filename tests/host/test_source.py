@@ -16,7 +16,8 @@ from cupy_flash.options import check_options
 from cupy_flash.problem import make_problem
 from cupy_flash.select import choose
 from cupy_flash.source import flatten, root, source, wrapper
-from strategies import DTYPES, cases
+from problems import DTYPES
+from strategies import cases
 
 FAMILIES = ("naive", "simt")
 VARIANTS = {}
