@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from cupy_flash.arrays import FLOAT_NAMES
+from cupy_flash.commands.texts import shape, window
 from cupy_flash.explanation import explain
 from cupy_flash.options import INTEGERS
 
@@ -35,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("q", type=_shape, metavar="Q", help="shape of q")
-    add("k", type=_shape, metavar="K", nargs="?", help="shape of k (default: Q)")
-    add("v", type=_shape, metavar="V", nargs="?", help="shape of v (default: K)")
+    add("q", type=shape, metavar="Q", help="shape of q")
+    add("k", type=shape, metavar="K", nargs="?", help="shape of k (default: Q)")
+    add("v", type=shape, metavar="V", nargs="?", help="shape of v (default: K)")
     add("--dtype", choices=FLOAT_NAMES, default="float32", help="of all arrays (%(default)s)")
     for name in "qkv":
         add(f"--{name}-dtype", choices=FLOAT_NAMES, help=f"of {name} (default: --dtype)")
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--offset", type=int, help="the key at which row 0 stands (default: n - m)")
     add(
         "--window",
-        type=_window,
+        type=window,
         metavar="LEFT,RIGHT",
         help="row i sees keys i + offset - LEFT to i + offset + RIGHT; 'none' for no bound",
     )
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, dtype in _SMALL.items():
         add(
             f"--{name.replace('_', '-')}",
-            type=_shape,
+            type=shape,
             metavar="SHAPE",
             help=f"shape of {name}, {dtype or 'of --bias-dtype'} (default: no {name})",
         )
@@ -74,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
     k = args.q if args.k is None else args.k
     v = k if args.v is None else args.v
     small = {
-        name: (shape, dtype or args.bias_dtype)
+        name: (extents, dtype or args.bias_dtype)
         for name, dtype in _SMALL.items()
-        if (shape := getattr(args, name)) is not None
+        if (extents := getattr(args, name)) is not None
     }
     try:
         explanation = explain(
@@ -99,24 +100,3 @@ def run(args: argparse.Namespace) -> int:
         return 2
     print(explanation)
     return 0
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        shape = tuple(int(extent) for extent in text.split(","))
-    except ValueError:
-        shape = (-1,)
-    if min(shape) < 0:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no shape; say extents >= 0 with commas, such as 2,8,1024,64"
-        )
-    return shape
-
-
-def _window(text: str) -> tuple[int | None, ...]:
-    try:
-        return tuple(None if bound == "none" else int(bound) for bound in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no window; say two ints >= 0 or 'none', such as 127,0"
-        ) from None
