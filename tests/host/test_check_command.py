@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,26 +41,26 @@ def test_check_passes(no_gpu, capsys):
         assert float(error) > 0
 
 
-def without_last_key(attend, Q, K, V, problem, offset):
-    return attend(Q, K[:-1], V[:-1], problem, offset)
+def without_last_key(attend, Q, K, V, scores, sink):
+    return attend(Q, K[:-1], V[:-1], scores, sink)
 
 
-def one_key_further(attend, Q, K, V, problem, offset):
-    return attend(Q, K, V, problem, offset + 1)
+def one_key_further(attend, Q, K, V, scores, sink):
+    return attend(Q, K, V, replace(scores, offset=scores.offset + 1), sink)
 
 
-def lse_base_two(attend, Q, K, V, problem, offset):
-    O, lse = attend(Q, K, V, problem, offset)
+def lse_base_two(attend, Q, K, V, scores, sink):
+    O, lse = attend(Q, K, V, scores, sink)
     return O, lse / np.log(2).astype(lse.dtype)
 
 
-def nan_for_empty_rows(attend, Q, K, V, problem, offset):
-    O, lse = attend(Q, K, V, problem, offset)
+def nan_for_empty_rows(attend, Q, K, V, scores, sink):
+    O, lse = attend(Q, K, V, scores, sink)
     O[np.isneginf(lse)] = np.nan
     return O, lse
 
 
-def raising(attend, Q, K, V, problem, offset):
+def raising(attend, Q, K, V, scores, sink):
     raise RuntimeError("the kernel fell over")
 
 
