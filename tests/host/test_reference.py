@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -287,7 +288,7 @@ def exponential(x):
 
 @given(cases("float32", rows=9, dims=(5,), mixed=False))
 def test_equals_the_formula_on_whole_arrays(case):
-    arrays = case.build()
+    arrays = replace(case, poison=False).build()
     q, k, v = (x.numpy().astype(np.float64) for x in arrays.inputs().values())
     got = reference.attention(q, k, v, scale=0.5)
     if (case.heads or 1) > (case.kv_heads or 1) > 1:
