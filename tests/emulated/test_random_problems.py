@@ -18,23 +18,12 @@ from emulated_attention import attention, some_schedule
 from layouts import Strided, strided
 from probe_tools import assert_same_bits
 from problems import DTYPES, Arrays, Case
-from strategies import FOUND, cases, kinds, own_draws
+from strategies import FOUND, cases, few_kinds, kinds, own_draws
 from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
 KERNELS = ("naive", "simt")
-
-
-def few_kinds(**changed: Sequence[Any]) -> tuple[dict[str, Any], ...]:
-    """Return kinds of options of few dtypes: each is a kernel to build."""
-    dtypes = {"bias_dtype": ("float32", "bfloat16", "int32")}
-    dtypes |= dict.fromkeys(("alibi_dtype", "sinks_dtype"), ("float32", "float16"))
-    return kinds(**(dtypes | changed))
-
-
-INT32: dict[str, Sequence[Any]] = {"length_dtype": ("int32",)}
-INT64: dict[str, Sequence[Any]] = {"length_dtype": ("int64",)}
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,7 @@ class Family:
 
     dtypes: tuple[str, str, str, str]
     dims: Sequence[int]
-    options: Sequence[dict[str, Any]] = few_kinds(**INT32)
+    options: Sequence[dict[str, Any]] = few_kinds()
     mixed: bool = False
     rows: int = 80
     examples: int = 40
@@ -57,7 +46,7 @@ class Family:
         return cases(dtype, rows=self.rows, dims=self.dims, options=self.options, mixed=self.mixed)
 
 
-NO_LENGTHS = few_kinds(lengths=(None,), **INT32)
+NO_LENGTHS = few_kinds(lengths=(None,))
 FAMILIES = {
     "every dtype": Family(tuple(DTYPES), (32,), mixed=True, examples=60, pairs=1),
     "wide": Family((*("float32",) * 3, "float64"), (64, 128, 256), NO_LENGTHS, examples=24),
@@ -70,7 +59,7 @@ FAMILIES = {
         kernels=("sm80",),
     ),
     "every dtype of options": Family(
-        ("float32",) * 4, (32,), kinds(**INT64), rows=140, kernels=KERNELS
+        ("float32",) * 4, (32,), kinds(length_dtype=("int64",)), rows=140, kernels=KERNELS
     ),
 }
 
