@@ -11,14 +11,14 @@ from cupy_flash import accuracy, reference
 from problems import DTYPES, Case
 from tolerance import check
 
-SIZES = {"m": 64, "n": 300, "d": 40, "p": 24}
+SIZES = {"m": 48, "n": 200, "d": 40, "p": 24}
 # Each option alone, and all of them.
 OPTIONS = {
     "softcap": {"softcap": 1.5},
     "bias": {"bias": "pairs"},
     "alibi": {"alibi": "heads"},
     "sinks": {"sinks": "heads"},
-    "window": {"window": (70, 3)},
+    "window": {"window": (60, 3)},
     "mask": {"mask": "pairs"},
 }
 OPTIONS["all"] = {name: value for option in OPTIONS.values() for name, value in option.items()}
@@ -104,7 +104,7 @@ def model(arrays, fault=None, off=None):
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_right_result_passes(dtype, name, values):
-    for seed in range(3):
+    for seed in range(2):
         arrays = case_of(dtype, seed, values=values, **OPTIONS[name])
         assert check(arrays, *model(arrays)) <= 1
 
@@ -113,7 +113,7 @@ def test_a_right_result_passes(dtype, name, values):
 @pytest.mark.parametrize("name", ["softcap", "bias", "alibi", "sinks"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_option_that_is_off_by_a_thousandth_fails(dtype, name, together):
-    for seed in range(3):
+    for seed in range(2):
         arrays = case_of(dtype, seed, **OPTIONS["all" if together else name])
         with pytest.raises(AssertionError, match=r"out: |lse: |rule: "):
             check(arrays, *model(arrays, off=name))
@@ -135,7 +135,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_each_fault_is_caught(dtype, fault):
-    for seed in range(3):
+    for seed in range(2):
         arrays = case_of(dtype, seed, **OPTIONS[FAULTS[fault]])
         with pytest.raises(AssertionError, match=r"out: |lse: |rule: "):
             check(arrays, *model(arrays, fault))
