@@ -173,10 +173,9 @@ def heads_operand(name: str, info: ArrayInfo | None, axes: LeadingAxes) -> Opera
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, target) == target
-    except ValueError:
-        return False
+    # Not numpy.broadcast_shapes: rows times keys times heads may be more than an array can have.
+    ends = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(extent in (1, wanted) for extent, wanted in ends)
 
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

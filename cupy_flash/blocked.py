@@ -133,9 +133,11 @@ def attend(Q: Array, K: Array, V: Array, scores: Scores, sink: Any) -> tuple[Arr
         # Blocks start at multiples of BLOCK_N, whatever the window.
         for key in range(begin - begin % BLOCK_N, end, BLOCK_N):
             keys = slice(key, min(key + BLOCK_N, end))
-            S, visible = scores.of(Q_block @ K[keys].astype(dtype).T, rows, keys)
+            S, sees = scores.of(Q_block @ K[keys].astype(dtype).T, rows, keys)
             # P is 0 where a key is hidden, and 0 * NaN would be NaN.
-            V_block = np.where(visible.any(axis=0)[:, None], V[keys].astype(dtype), dtype.type(0))
+            V_block = np.where(
+                sees.any(axis=0, keepdims=True).T, V[keys].astype(dtype), dtype.type(0)
+            )
             m_new = np.maximum(m, S.max(axis=1, keepdims=True))
             alpha = _exp(m, m_new)
             P = _exp(S, m_new) * p_scale
@@ -146,10 +148,9 @@ def attend(Q: Array, K: Array, V: Array, scores: Scores, sink: Any) -> tuple[Arr
         alpha = _exp(m, m_new)
         l = alpha * l + _exp(sink, m_new) * p_scale
         O, m = alpha * O, m_new
-        seen = m[:, 0] != -np.inf
-        places = row + np.flatnonzero(seen)
-        output[places] = _mean(O[seen], l[seen])
-        lse[places] = m[seen, 0] + np.log(l[seen, 0] / p_scale)
+        seen = np.flatnonzero(~np.isneginf(m[:, 0]))
+        output[row + seen] = _mean(O[seen], l[seen])
+        lse[row + seen] = m[seen, 0] + np.log(l[seen, 0] / p_scale)
     return output.astype(to_dtype(problem.dtype)), lse
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupy_flash import accuracy, reference
-from strategies import DTYPES, Case
+from problems import DTYPES, Case
 from tolerance import check
 
 SIZES = {"m": 64, "n": 400, "d": 40, "p": 24}
