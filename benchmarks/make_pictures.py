@@ -13,14 +13,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cupy_flash.commands import bench_pictures
 from cupy_flash.commands.bench_pictures import COLOURS
+from picture_parts import common_legend, grouped_bars, new_figure, where
+from pictures_memory import softmaxes, traffic
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -52,54 +53,6 @@ def path(name: str) -> Path:
 def load(name: str) -> dict[str, Any]:
     results: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
     return results
-
-
-def where(*runs: dict[str, Any]) -> str:
-    """Say on what, with which versions and when something was measured, each thing once."""
-    words: list[str] = []
-    for results in runs:
-        machine = results["machine"]
-        words += [machine["gpu"], f"cupy_flash {machine['cupy_flash']}", f"CuPy {machine['cupy']}"]
-    words += [f"NVRTC {results['machine']['nvrtc']}" for results in runs]
-    for results in runs:
-        for name, versions in results.get("peers", {}).items():
-            # Files differ: {"torch": version} or {word of a peer: {package: version}}.
-            known = {name: versions} if isinstance(versions, str) else versions
-            words += [f"{k} {version}" for k, version in known.items() if k != "not_usable"]
-    words += [results["machine"]["date"].split()[0] for results in runs]
-    return textwrap.fill(", ".join(dict.fromkeys(words)), 120)
-
-
-def new_figure(width: float, height: float, title: str, subtitle: str) -> Any:
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
-    figure = Figure(figsize=(width, height), layout=layout)
-    figure.suptitle(f"{title}\n{subtitle}", fontsize=10)
-    return figure
-
-
-def grouped_bars(
-    axis: Any, labels: Sequence[str], bars: dict[str, tuple[Sequence[float], str]]
-) -> None:
-    """Draw groups of bars: for each group a label, for each bar in it its values and colour."""
-    width = 0.8 / len(bars)
-    for number, (name, (values, colour)) in enumerate(bars.items()):
-        places = [group - 0.4 + (number + 0.5) * width for group in range(len(labels))]
-        axis.bar(places, values, width * 0.92, color=colour, label=name)
-    axis.set_xticks(range(len(labels)), labels)
-    axis.grid(axis="y", color="#dddddd")
-    axis.set_axisbelow(True)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-
-
-def common_legend(figure: Any, axis: Any) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False
-    )
 
 
 def beside_fa2(results: dict[str, Any]) -> Any:
@@ -184,7 +137,7 @@ def beside_unfused(results: dict[str, Any]) -> Any:
     figure = new_figure(
         10.5,
         4.6,
-        "Attention and unfused CuPy (matmul, max, exp, sum, matmul): forward, n = 4,096, "
+        "Attention and unfused CuPy (matmul, softmax, matmul): forward, n = 4,096, "
         "heads x d = 1,024",
         where(results),
     )
@@ -242,10 +195,11 @@ def beside_peers(results: dict[str, Any]) -> Any:
             axis.set_xscale("log", base=2)
             axis.set_xticks([p["n"] for p in chosen], [f"{p['n']:,}" for p in chosen], rotation=45)
             axis.minorticks_off()
-            axis.set_ylim(bottom=0)
             axis.set_title(f"d = {d}, {MASKS[causal]}", fontsize=10)
             axis.grid(color="#dddddd")
         row[0].set_ylabel("TFLOP/s")
+    # They share it, so it is set once all lines are there.
+    axes[0][0].set_ylim(bottom=0)
     for axis in axes[1]:
         axis.set_xlabel("rows and keys n")
     common_legend(figure, axes[0][0])
@@ -258,6 +212,9 @@ ALL = (
     Picture("fused_and_unfused", ("time_attention",), beside_unfused),
     Picture("peers", ("compare_peers",), beside_peers),
     Picture("growth", ("cost_growth",), bench_pictures.figure),
+    Picture("length", ("bench_length",), bench_pictures.figure),
+    Picture("traffic", ("traffic",), traffic),
+    Picture("softmaxes", ("time_softmax",), softmaxes),
 )
 
 

@@ -65,6 +65,81 @@ def peers() -> str:
     return markdown(header, rows)
 
 
+def fastest() -> str:
+    """Return TFLOP/s of ours and of every peer on the points of the papers, and the ratio."""
+    results = load("compare_peers")
+    names = list(results["points"][0]["candidates"])
+    rows = []
+    for point in results["points"]:
+        heads = f", {point['heads']}/{point['kv_heads']} heads" * (
+            point["heads"] != point["kv_heads"]
+        )
+        call = f"d = {point['d']}, n = {point['n']:,}{', causal' if point['causal'] else ''}{heads}"
+        rates = [f"{point['candidates'][name]['tflops']:.0f}" for name in names]
+        paused = f"{point['paused_ratio']:.2f}" if "paused_ratio" in point else ""
+        rows.append([call, *rates, f"{point['ratio']:.2f}", paused])
+    peers = [name.removeprefix("torch ") for name in names[1:]]
+    return markdown(["bfloat16", "ours", *peers, "ours / best", "after pauses"], rows)
+
+
+def growth() -> str:
+    """Return milliseconds and memory, fused and unfused, for each length."""
+    rows = []
+    for point in load("cost_growth")["points"]:
+        cells = [f"{point['n']:,}"]
+        for name in ("ours", "unfused"):
+            found = point["candidates"][name]
+            if "seconds" in found:
+                total = (found["array_bytes"] + found["extra_bytes"]) / 2**20
+                cells += [f"{found['seconds'] * 1e3:,.2f}", f"{total:,.0f}"]
+            else:
+                cells += ["out of memory", ""]
+        rows.append(cells)
+    header = ["n", "ours, ms", "ours, MiB", "unfused, ms", "unfused, MiB"]
+    return markdown(header, rows)
+
+
+def softmaxes() -> str:
+    """Return the speed of both softmaxes over a copy's of the same bytes."""
+    points = load("time_softmax")["points"]
+    dtypes = list(dict.fromkeys(p["dtype"] for p in points))
+    found = {(p["dtype"], p["n"]): p["candidates"] for p in points}
+    rows = [
+        [
+            f"{n:,}",
+            *(
+                " / ".join(
+                    f"{found[dtype, n][method]['of_copy']:.2f}"
+                    for method in ("online", "three_pass")
+                )
+                for dtype in dtypes
+            ),
+        ]
+        for n in dict.fromkeys(p["n"] for p in points)
+    ]
+    return markdown(["elements of a row, online / three passes", *dtypes], rows)
+
+
+def traffic() -> str:
+    """Return predicted and counted megabytes and the L2 hit rate of every point."""
+    rows = [
+        [
+            f"{point['what']}{', causal' if point['causal'] else ''}",
+            point["dtype"],
+            str(point["heads"]),
+            f"{point['n']:,}",
+            str(point["kernels"]),
+            f"{point['predicted_bytes'] / 1e6:,.1f}",
+            f"{(point['read_bytes'] + point['written_bytes']) / 1e6:,.1f}",
+            f"{point['counted_over_predicted']:.2f}",
+            f"{point['l2_hit_rate']:.1%}",
+        ]
+        for point in load("traffic")["points"]
+    ]
+    header = ["what", "dtype", "heads", "n", "kernels", "predicted MB", "counted MB"]
+    return markdown([*header, "counted / predicted", "L2 hits"], rows)
+
+
 def first_calls() -> str:
     """Return the seconds of first calls: slowest and fastest kernel of each family."""
     calls = load("first_call")["first_calls"]
@@ -94,7 +169,11 @@ def host_costs() -> str:
 # What docs/speed.md calls each table, and the files of results that it is made from.
 TABLES = {
     "losses": (losses, ["time_attention", "time_peers"]),
+    "fastest": (fastest, ["compare_peers"]),
     "peers": (peers, ["time_peers"]),
+    "growth": (growth, ["cost_growth"]),
+    "softmaxes": (softmaxes, ["time_softmax"]),
+    "traffic": (traffic, ["traffic"]),
     "first_calls": (first_calls, ["first_call"]),
     "host_costs": (host_costs, ["time_host"]),
 }

@@ -16,8 +16,8 @@ import numpy as np
 
 from cupy_flash import attention, explain, plan, select
 from cupy_flash.compile import kernel
-from cupy_flash.select import Tile
 from cupy_flash.unfused import standard_attention
+from cupy_flash.variant import Tile
 from gpu_timing import machine, medians, random_array
 
 CANDIDATES: dict[tuple[str, int], list[Tile]] = {

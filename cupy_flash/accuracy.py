@@ -7,15 +7,19 @@ e = 2**-24 (2**-53 for float64):
 * a score of magnitude ``S = scale * sum |q_x k_x|`` at distance ``D`` below the row's maximum has
   error at most ``delta = e ((d / 2 + 4) S + 4 D + 8)``, so its weight changes by a factor between
   ``exp(-delta)`` and ``exp(delta)``, and the output by at most
-  ``E = (sum P (exp(delta) - 1) |v| + |o| sum P (exp(delta) - 1)) / sum P exp(-delta)``;
+  ``E = (sum P (exp(delta) - 1) |v| + |o| sum P (exp(delta) - 1)) / sum P exp(-delta)``. What
+  softcap, bias and ALiBi add to delta is derived in `cupy_flash.exact_head`; a sink is one more P
+  without v;
 * an output of magnitude ``A = sum P |v|`` has error at most
   ``u |o| + E + 2 e (sqrt(n) + n / 64 + 8) A``, u being the rounding of the output's dtype;
 * a kernel that rounds P to 16 bits adds ``u A``, and for float16 ``2**-40`` of the largest ``|v|``
   a key, what the scaled P loses at the lower end of its range;
-* lse has error at most ``e ((4 + 3 sqrt(d)) max S + 64 + sqrt(n))``: a score is a chain of d
-  fused multiply-adds, whose roundings add up like a random walk of steps below ``0.6 e S``, and
+* lse has error at most ``e ((4 + 3 sqrt(d)) max S + |lse| + 64 + sqrt(n))``: a score is a chain of
+  d fused multiply-adds, whose roundings add up like a random walk of steps below ``0.6 e S``, and
   five standard deviations of it are ``3 sqrt(d) e S`` (an H200 reaches 8.7 e S at d = 43 where one
-  product dominates).
+  product dominates). The scale with the change to base 2, its product, ln(2) and its product round
+  once each, and so does lse itself. Softcap, bias and ALiBi change the first term as they change
+  delta, and what converting a sink rounds takes part in the maximum.
 
 Kernels flush float32 numbers below 2**-126 to zero, inputs, sums and results alike (CuPy compiles
 with -ftz=true); what that can lose is added, and is nothing for ordinary data. P carries a factor
@@ -85,20 +89,22 @@ def out_bound(
     # Each visible key can lose its weight, in O and in l, and each step of the sum its last bits.
     weight = n * (4 * k.shape[-2] * flushed)
     lost_sums = weight + 2 * weight * _largest(v)
-    bound: Array = rounding + exact.score_errors + sums + 2 * A * lost_scores + lost_sums
+    bound: Array = rounding + exact.out_errors + sums + 2 * A * lost_scores + lost_sums
     if family in ROUNDS_P:
         bound = bound + ROUNDING[dtype] * A + n * LOST_WEIGHT.get(dtype, 0.0) * _largest(v)
     return bound
 
 
 def lse_bound(exact: Reference, dtype: str, q: Array, k: Array, scale: float) -> Array:
-    """Return the largest allowed ``|lse - exact.lse|`` of every row, 0 if the row sees no key."""
+    """Return the largest allowed ``|lse - exact.lse|`` of every row.
+
+    Without visible keys: what converting the row's sink rounds, 0 without sinks.
+    """
     e = ROUNDING[accumulation(dtype)]
     flushed = FLUSHED[accumulation(dtype)]
     lost = flushed * q.shape[-1] * (_largest(q) + _largest(k)) * max(abs(scale), 1.0)
-    scores = (4 + 3 * np.sqrt(q.shape[-1])) * exact.score_magnitude
-    bound: Array = e * (scores + 64 + np.sqrt(exact.visible)) + lost
-    return np.where(exact.visible > 0, bound, 0)
+    own = np.where(exact.visible > 0, np.abs(exact.lse), 0) + 64 + np.sqrt(exact.visible)
+    return exact.lse_errors + np.where(exact.visible > 0, e * own + lost, 0)
 
 
 def softmax_bound(x: Array, exact: Array, axis: int = -1) -> Array:

@@ -23,7 +23,8 @@ class Operand:
         Stride of each batch axis, in elements; 0 where the axis broadcasts. The lengths have no
         other strides.
     head, row, column : int
-        Likewise of the head axis, the rows and the columns; lse has no columns.
+        Likewise of the head axis, the rows and the columns; lse has no columns, ALiBi's slopes and
+        the sinks have neither. The columns of mask and bias are the keys.
     unit : int
         Every row consists of aligned units of so many bytes, 16 or 4, or must be copied by element,
         2 (for 16-bit elements of q, k and v).
@@ -46,6 +47,11 @@ class LeadingAxes:
     kv_heads: int
     has_heads: bool
 
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """Out's leading axes."""
+        return (*self.batch, self.heads) if self.has_heads else self.batch
+
     def operand(self, info: ArrayInfo) -> Operand:
         """Return an array's strides in the problem's axes."""
         itemsize = info.dtype.itemsize
@@ -62,14 +68,14 @@ class LeadingAxes:
             head,
             steps[-2],
             steps[-1],
-            unit=_unit(info, steps),
+            unit=_unit(info, shape[-1], steps),
         )
 
 
-def _unit(info: ArrayInfo, steps: list[int]) -> int:
-    if steps[-1] != 1 and info.shape[-1] > 1:
+def _unit(info: ArrayInfo, columns: int, steps: list[int]) -> int:
+    if steps[-1] != 1 and columns > 1:
         return 2
-    places = (info.pointer, *(x * info.dtype.itemsize for x in (info.shape[-1], *steps[:-1])))
+    places = (info.pointer, *(x * info.dtype.itemsize for x in (columns, *steps[:-1])))
     return next((unit for unit in (16, 4) if all(place % unit == 0 for place in places)), 2)
 
 
@@ -118,11 +124,7 @@ def lengths_operand(name: str, info: ArrayInfo | None, batch: tuple[int, ...]) -
     """Return the strides of lengths over the batch axes, or raise a ValueError."""
     if info is None:
         return None
-    try:
-        fits = np.broadcast_shapes(info.shape, batch) == batch
-    except ValueError:
-        fits = False
-    if not fits:
+    if not _broadcasts(info.shape, batch):
         raise ValueError(
             f"attention: {name} has shape {info.shape}; it must broadcast to the batch axes {batch}"
         )
@@ -132,6 +134,48 @@ def lengths_operand(name: str, info: ArrayInfo | None, batch: tuple[int, ...]) -
         for extent, stride in zip(info.shape, info.strides, strict=True)
     ]
     return Operand(info.dtype.name, (0,) * missing + tuple(steps))
+
+
+def pairs_operand(
+    name: str, info: ArrayInfo | None, axes: LeadingAxes, rows_and_keys: tuple[int, int]
+) -> Operand | None:
+    """Return the strides of an array over (leading..., m, n), or raise a ValueError."""
+    if info is None:
+        return None
+    shape = (*axes.leading, *rows_and_keys)
+    if _broadcasts(info.shape, shape):
+        return axes.operand(info)
+    way = ""
+    if axes.batch and _broadcasts(info.shape, (*axes.batch, rows_and_keys[1])):
+        indices = "..., None, None, :" if axes.has_heads else "..., None, :"
+        way = f". For one value per key of each batch entry say {name}[{indices}]"
+    elif axes.has_heads and _broadcasts(info.shape, (*axes.batch, *rows_and_keys)):
+        way = f". For the same values in all heads say {name}[..., None, :, :]"
+    raise ValueError(
+        f"attention: {name} has shape {info.shape}; it must broadcast to {shape}, out's leading "
+        f"axes, the rows and the keys{way}"
+    )
+
+
+def heads_operand(name: str, info: ArrayInfo | None, axes: LeadingAxes) -> Operand | None:
+    """Return the strides of an array over out's leading axes, or raise a ValueError."""
+    if info is None:
+        return None
+    if not _broadcasts(info.shape, axes.leading):
+        way = ""
+        if axes.has_heads and _broadcasts(info.shape, axes.batch):
+            way = f". For one number per batch entry say {name}[..., None]"
+        raise ValueError(
+            f"attention: {name} has shape {info.shape}; it must broadcast to out's leading axes "
+            f"{axes.leading}{way}"
+        )
+    return axes.operand(placed((*info.shape, 1, 1), (*info.strides, 0, 0), info.dtype))
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    # Not numpy.broadcast_shapes: rows times keys times heads may be more than an array can have.
+    ends = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(extent in (1, wanted) for extent, wanted in ends)
 
 
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 The kernels compute the same thing with the same letters:
 
 ====== ========================================================================
-S      scores of a block: ``scale * Q @ K.T``, -inf where a row doesn't see a key
+S      scores of a block: ``scale * Q @ K.T`` with softcap, bias and ALiBi, -inf where
+       a row doesn't see a key (`cupy_flash.blocked_scores`)
 m      running maximum of each row's scores
 P      ``exp(S - m)``
 l      running sum of P over the keys so far
@@ -11,9 +12,10 @@ alpha  ``exp(m_old - m_new)``, what the sums so far must be multiplied by
 O      running sum of ``P @ V``
 ====== ========================================================================
 
-After the last block ``O / l`` is the row of the output and ``m + log(l)`` its lse. Memory is O(n):
-one block of scores at a time. Sums run in float32, for float64 inputs in float64. Unlike the
-kernels' bits, these depend on the BLAS that NumPy uses.
+After the last block a row's sink joins m and l, as a key without a value would. Then ``O / l`` is
+the row of the output and ``m + log(l)`` its lse. Memory is O(n): one block of scores at a time.
+Sums run in float32, for float64 inputs in float64. Unlike the kernels' bits, these depend on the
+BLAS that NumPy uses.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from cupy_flash.arrays import to_dtype
+from cupy_flash.blocked_scores import Scores
 from cupy_flash.params import probability_scale, split_scale
 from cupy_flash.problem import Problem, allocate
 
@@ -46,39 +49,58 @@ def forward(
     if lse is None and problem.lse is not None:
         lse = np.empty(problem.lse_shape, problem.accumulate)
     has_heads = len(problem.out_shape) == len(problem.batch) + 3
-    q, k, v = (
-        _with_leading_axes(arrays[name], problem.batch, has_heads) for name in ("q", "k", "v")
-    )
+    leading = problem.out_shape[:-2]
+    matrices = {
+        name: _with_leading_axes(arrays[name], problem.batch, has_heads) for name in ("q", "k", "v")
+    }
+    shapes = dict.fromkeys(("mask", "bias"), (*leading, problem.m, problem.n))
+    shapes |= dict.fromkeys(("alibi_slopes", "sinks"), leading)
+    small = {
+        name: np.broadcast_to(arrays[name], shape)
+        for name, shape in shapes.items()
+        if name in arrays
+    }
     # Overflow and NaN follow from the inputs and reach the result; a warning would say it twice.
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        _each_head(q, k, v, problem, lengths, out, lse)
+        _each_head(problem, matrices, lengths, small, out, lse)
     return out, lse
 
 
 def _each_head(
-    q: Array,
-    k: Array,
-    v: Array,
     problem: Problem,
+    matrices: dict[str, Array],
     lengths: dict[str, Array],
+    small: dict[str, Array],
     out: Array,
     lse: Array | None,
 ) -> None:
     has_heads = len(problem.out_shape) == len(problem.batch) + 3
+    number = np.dtype(problem.accumulate).type
+    scale_q, scale_s = split_scale(problem.scale, problem.accumulate)
     for entry in np.ndindex(problem.batch):
         rows, keys = int(lengths["q_lengths"][entry]), int(lengths["k_lengths"][entry])
         offset = keys - rows if problem.offset is None else problem.offset
         for h in range(problem.heads):
             index = (*entry, h) if has_heads else entry
-            Q = _head(q[entry], h, problem.heads)[:rows]
-            K = _head(k[entry], h, problem.heads)[:keys]
-            V = _head(v[entry], h, problem.heads)[:keys]
-            out[index], row_lse = attend(Q, K, V, problem, offset)
+            Q, K, V = (_head(x[entry], h, problem.heads) for x in matrices.values())
+            own = {name: x[index] for name, x in small.items()}
+            slope, sink = (own.get(name) for name in ("alibi_slopes", "sinks"))
+            scores = Scores(
+                problem=problem,
+                scale_q=number(scale_q),
+                scale_s=number(scale_s),
+                offset=offset,
+                mask=own.get("mask"),
+                bias=own.get("bias"),
+                slope=None if slope is None else number(slope),
+            )
+            sink = number(-np.inf if sink is None else sink)
+            out[index], row_lse = attend(Q[:rows], K[:keys], V[:keys], scores, sink)
             if lse is not None:
                 lse[index] = row_lse
 
 
-def attend(Q: Array, K: Array, V: Array, problem: Problem, offset: int) -> tuple[Array, Array]:
+def attend(Q: Array, K: Array, V: Array, scores: Scores, sink: Any) -> tuple[Array, Array]:
     """Compute one head of one batch entry; rows beyond Q's are padding.
 
     Parameters
@@ -86,47 +108,56 @@ def attend(Q: Array, K: Array, V: Array, problem: Problem, offset: int) -> tuple
     Q : array, (rows, d)
     K : array, (keys, d)
     V : array, (keys, p)
-    problem : Problem
-    offset : int
-        Row i stands at key i + offset.
+    scores : Scores
+        What makes scores of products.
+    sink : number
+        One more score in the denominator of every row; -inf for none.
 
     Returns
     -------
     O : array, (m, p)
     lse : array, (m,)
     """
+    problem = scores.problem
     dtype = np.dtype(problem.accumulate)
     output = np.zeros((problem.m, problem.p), dtype)
-    lse = np.full(problem.m, -np.inf, dtype)
-    scale_q, scale_s = (dtype.type(x) for x in split_scale(problem.scale, problem.accumulate))
+    lse = np.full(problem.m, sink, dtype)
     p_scale = dtype.type(probability_scale(problem.n))
     for row in range(0, len(Q), BLOCK_M):
-        Q_block = Q[row : row + BLOCK_M].astype(dtype) * scale_q
-        i = np.arange(row, row + len(Q_block))[:, None]
-        m = np.full((len(Q_block), 1), -np.inf, dtype)
-        l = np.zeros((len(Q_block), 1), dtype)
-        O = np.zeros((len(Q_block), problem.p), dtype)
-        keys = len(K)
-        if problem.causal:
-            keys = min(keys, max(row + len(Q_block) + offset, 0))
-        for key in range(0, keys, BLOCK_N):
-            block = slice(key, min(key + BLOCK_N, keys))
-            S = Q_block @ K[block].astype(dtype).T * scale_s
-            if problem.causal:
-                S = np.where(np.arange(block.start, block.stop) <= i + offset, S, -np.inf)
+        rows = slice(row, min(row + BLOCK_M, len(Q)))
+        Q_block = Q[rows].astype(dtype) * scores.scale_q
+        m = np.full((rows.stop - row, 1), -np.inf, dtype)
+        l = np.zeros_like(m)
+        O = np.zeros((len(m), problem.p), dtype)
+        begin, end = scores.keys(rows, len(K))
+        # Blocks start at multiples of BLOCK_N, whatever the window.
+        for key in range(begin - begin % BLOCK_N, end, BLOCK_N):
+            keys = slice(key, min(key + BLOCK_N, end))
+            S, sees = scores.of(Q_block @ K[keys].astype(dtype).T, rows, keys)
+            # P is 0 where a key is hidden, and 0 * NaN would be NaN.
+            V_block = np.where(
+                sees.any(axis=0, keepdims=True).T, V[keys].astype(dtype), dtype.type(0)
+            )
             m_new = np.maximum(m, S.max(axis=1, keepdims=True))
-            # A row that has seen no key keeps m = -inf, and -inf - -inf would be NaN.
-            reference = np.where(m_new == -np.inf, dtype.type(0), m_new)
-            alpha = np.exp(m - reference)
-            P = np.exp(S - reference) * p_scale
+            alpha = _exp(m, m_new)
+            P = _exp(S, m_new) * p_scale
             l = alpha * l + P.sum(axis=1, keepdims=True)
-            O = alpha * O + P @ V[block].astype(dtype)
+            O = alpha * O + P @ V_block
             m = m_new
-        seen = m[:, 0] != -np.inf
-        rows = row + np.flatnonzero(seen)
-        output[rows] = _mean(O[seen], l[seen])
-        lse[rows] = m[seen, 0] + np.log(l[seen, 0] / p_scale)
+        m_new = np.maximum(m, sink)
+        alpha = _exp(m, m_new)
+        l = alpha * l + _exp(sink, m_new) * p_scale
+        O, m = alpha * O, m_new
+        seen = np.flatnonzero(~np.isneginf(m[:, 0]))
+        output[row + seen] = _mean(O[seen], l[seen])
+        lse[row + seen] = m[seen, 0] + np.log(l[seen, 0] / p_scale)
     return output.astype(to_dtype(problem.dtype)), lse
+
+
+def _exp(x: Array, m: Array) -> Array:
+    """Return exp(x - m); a row that has seen no key has x = m = -inf, whose difference is NaN."""
+    weights: Array = np.exp(x - np.where(m == -np.inf, m.dtype.type(0), m))
+    return weights
 
 
 def _mean(O: Array, l: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 from cupy_flash import device as devices
 from cupy_flash.accuracy import ROUNDS_P
 from cupy_flash.arrays import ArrayInfo, describe, planned, to_dtype
+from cupy_flash.axes import Operand
 from cupy_flash.options import check_options
-from cupy_flash.problem import Problem, make_problem
-from cupy_flash.select import Variant, choose
+from cupy_flash.problem import SMALL_ARRAYS, Problem, make_problem
+from cupy_flash.select import choose
+from cupy_flash.variant import Variant
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Explanation:
                 f"tile:      {tile.block_m} rows x {tile.block_n} keys, {tile.threads} threads, "
                 f"{self.variant.shared_memory:,} bytes of shared memory"
             )
+        options = "; ".join(_options(problem))
+        lines += [f"options:   {options}"] * bool(options)
         lines += [f"why:       {reason}" for reason in self.reasons]
         lines.append(f"workspace: {self.workspace:,} bytes")
         lines.append(f"accuracy:  {self.accuracy}")
@@ -84,7 +89,7 @@ def explain(q: Any, k: Any, v: Any, /, *, arch: int | None = None, **options: An
         Compute capability times ten of the GPU to explain for: 75, 80, 86, 89, 90, 100, 120.
         Default: the arrays' device; for pairs the current device, without a GPU 90.
     **options
-        As for `attention`, except `out`.
+        As for `attention`, except `out`; such pairs stand for arrays here too.
 
     Returns
     -------
@@ -93,7 +98,7 @@ def explain(q: Any, k: Any, v: Any, /, *, arch: int | None = None, **options: An
 
     Raises
     ------
-    TypeError, ValueError, NotImplementedError
+    TypeError, ValueError
         As `attention` with the same arguments.
 
     Examples
@@ -103,6 +108,9 @@ def explain(q: Any, k: Any, v: Any, /, *, arch: int | None = None, **options: An
     >>> cf.explain(x, x, x, arch=90).kernel
     'naive'
     """
+    options |= {
+        name: _info(name, options[name]) for name in SMALL_ARRAYS if options.get(name) is not None
+    }
     problem = make_problem(_info("q", q), _info("k", k), _info("v", v), check_options(**options))
     if problem.module == "numpy":
         return Explanation(
@@ -141,6 +149,35 @@ def _info(name: str, x: Any) -> ArrayInfo:
             "((2, 8, 1024, 64), 'float32')"
         )
     return planned(sizes, element)
+
+
+def _options(problem: Problem) -> Iterator[str]:
+    """Say the options that change what is computed."""
+    if problem.left is not None or problem.right is not None:
+        first = None if problem.left is None else _place(problem, -problem.left)
+        last = None if problem.right is None else _place(problem, problem.right)
+        if first is None:
+            yield f"row i sees keys up to {last}"
+        else:
+            yield f"row i sees keys from {first} {'on' if last is None else f'to {last}'}"
+    if problem.softcap is not None:
+        yield f"softcap {problem.softcap:g}"
+    for name in SMALL_ARRAYS:
+        operand: Operand | None = getattr(problem, name)
+        if operand is not None:
+            kind = name if name == "mask" else f"{name} in {operand.dtype}"
+            shared = name in ("mask", "bias") and operand.row == 0 and problem.m > 1
+            yield f"{kind}, the same for all rows" if shared else kind
+
+
+def _place(problem: Problem, shift: int) -> str:
+    """Say which key lies `shift` beyond the one that row i stands at."""
+    place = "i"
+    if problem.offset is None:
+        place = "i + k_length - q_length"
+    else:
+        shift += problem.offset
+    return f"{place} {'-' if shift < 0 else '+'} {abs(shift)}" if shift else place
 
 
 def _device(problem: Problem, arch: int | None) -> devices.Device:

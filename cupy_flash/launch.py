@@ -17,9 +17,10 @@ from cupy_flash.driver import Driver, driver
 from cupy_flash.params import PARAMS_DTYPE, launches
 from cupy_flash.plan import MOST_STEPS, Fresh, Key, Pair, Plan, keep
 from cupy_flash.problem import Problem, memory_order
-from cupy_flash.select import Variant, choose
+from cupy_flash.select import choose
 from cupy_flash.source import AnyVariant
 from cupy_flash.step import Step
+from cupy_flash.variant import Variant
 
 _WORD = 8
 # Stands for every address while a call is planned, so that what is added to one may be negative.

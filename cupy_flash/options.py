@@ -9,25 +9,33 @@ from typing import Any
 
 import numpy as np
 
-from cupy_flash.arrays import FLOATS, ArrayInfo, check_float, describe
+from cupy_flash.arrays import FLOATS, ArrayInfo, describe
 
 KERNELS = ("naive", "simt", "sm80", "sm90")
-LATER = ("mask", "bias", "window", "softcap", "alibi_slopes", "sinks")
+INTEGERS = tuple(np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 
-# Far beyond any row or key index, and i + offset still fits in 64 bits.
+# Far beyond any row or key index, and i + offset + right still fits in 64 bits.
 _OFFSET_LIMIT = 1 << 62
+_WINDOW_LIMIT = 1 << 61
 
 
 @dataclass(frozen=True)
 class Options:
     """The options of one call after checking, except what depends on the shapes.
 
-    `scale` None stands for 1/sqrt(d), `offset` None for bottom-right.
+    `scale` None stands for 1/sqrt(d), `offset` None for bottom-right. `left` and `right` are the
+    bounds of `window`, None for no bound; `causal` is a right bound of 0.
     """
 
     scale: float | None = None
-    causal: bool = False
+    left: int | None = None
+    right: int | None = None
     offset: int | None = None
+    mask: ArrayInfo | None = None
+    bias: ArrayInfo | None = None
+    softcap: float | None = None
+    alibi_slopes: ArrayInfo | None = None
+    sinks: ArrayInfo | None = None
     q_lengths: ArrayInfo | None = None
     k_lengths: ArrayInfo | None = None
     precision: str | None = None
@@ -52,36 +60,26 @@ def check_options(
     return_lse: Any = False,
     kernel: Any = None,
 ) -> Options:
-    """Check every option by itself; raise TypeError, ValueError or NotImplementedError."""
-    options = Options(
+    """Check every option by itself; raise TypeError or ValueError."""
+    left, right = _window(window)
+    if _boolean("causal", causal):
+        right = 0
+    return Options(
         scale=None if scale is None else _finite("scale", scale),
-        causal=_boolean("causal", causal),
+        left=left,
+        right=right,
         offset=_offset(offset),
+        mask=_mask(mask),
+        bias=_reals("bias", bias, FLOATS + INTEGERS),
+        softcap=_softcap(softcap),
+        alibi_slopes=_reals("alibi_slopes", alibi_slopes, FLOATS),
+        sinks=_reals("sinks", sinks, FLOATS),
         q_lengths=_lengths("q_lengths", q_lengths),
         k_lengths=_lengths("k_lengths", k_lengths),
         precision=_precision(precision),
         return_lse=_boolean("return_lse", return_lse),
         kernel=_kernel(kernel),
     )
-    _window(window)
-    if mask is not None and describe("mask", mask).dtype != np.bool_:
-        raise TypeError(
-            f"attention: mask has dtype {describe('mask', mask).dtype}; it must be bool, "
-            "True = attend. Say mask.astype(bool), or bias= for numbers added to the score"
-        )
-    for name, array in (("bias", bias), ("alibi_slopes", alibi_slopes), ("sinks", sinks)):
-        if array is not None:
-            check_float(name, describe(name, array).dtype)
-    if softcap is not None and _finite("softcap", softcap) <= 0:
-        raise ValueError(f"attention: softcap is {softcap!r}; it must be > 0, or None for no cap")
-    given = dict(zip(LATER, (mask, bias, window, softcap, alibi_slopes, sinks), strict=True))
-    for name, value in given.items():
-        if value is not None:
-            raise NotImplementedError(
-                f"attention: {name}= is not implemented in this version; "
-                "causal, offset, q_lengths and k_lengths are"
-            )
-    return options
 
 
 def _boolean(name: str, value: Any) -> bool:
@@ -131,20 +129,75 @@ def _offset(value: Any) -> int | None:
     return offset
 
 
-def _window(value: Any) -> None:
+def _window(value: Any) -> tuple[int | None, int | None]:
     if value is None:
-        return
+        return None, None
     if not isinstance(value, tuple) or len(value) != 2:
         raise TypeError(
             f"attention: window is {value!r}; it must be a pair (left, right), each an int >= 0 "
             "or None. For a causal window of w keys before the row say window=(w, 0)"
         )
-    for side, bound in zip(("left", "right"), value, strict=True):
-        if bound is not None and _integer(f"window's {side} bound", bound) < 0:
-            raise ValueError(
-                f"attention: window's {side} bound is {bound}; it must be >= 0, or None for "
-                "no bound. Shift the band with offset="
-            )
+    return _bound("left", value[0]), _bound("right", value[1])
+
+
+def _bound(side: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    bound = _integer(f"window's {side} bound", value)
+    if bound < 0:
+        raise ValueError(
+            f"attention: window's {side} bound is {bound}; it must be >= 0, or None for no bound. "
+            "Shift the band with offset="
+        )
+    if bound > _WINDOW_LIMIT:
+        raise ValueError(
+            f"attention: window's {side} bound is {bound}; it must be at most 2**61, or None for "
+            "no bound"
+        )
+    return bound
+
+
+def _softcap(value: Any) -> float | None:
+    if value is None:
+        return None
+    softcap = _finite("softcap", value)
+    if softcap <= 0:
+        raise ValueError(f"attention: softcap is {value!r}; it must be > 0, or None for no cap")
+    return softcap
+
+
+def _mask(value: Any) -> ArrayInfo | None:
+    if value is None:
+        return None
+    info = describe("mask", value)
+    if info.dtype != np.bool_:
+        raise TypeError(
+            f"attention: mask has dtype {info.dtype}; it must be bool, True = attend. "
+            "Say mask.astype(bool), or bias= for numbers added to the score"
+        )
+    return info
+
+
+def _reals(name: str, value: Any, allowed: tuple[np.dtype[Any], ...]) -> ArrayInfo | None:
+    """Accept an array of real numbers that takes no part in the promotion of q, k and v."""
+    if value is None:
+        return None
+    info = describe(name, value)
+    dtype = info.dtype
+    if dtype in allowed:
+        return info
+    names = ", ".join(element.name for element in allowed)
+    if dtype.newbyteorder("=") in allowed:
+        way = f"Its byte order is not the machine's: {name}.astype({dtype.newbyteorder('=').name})"
+    elif dtype == np.bool_ and name == "bias":
+        way = "For True = attend say mask=, else bias.astype(numpy.float32)"
+    elif dtype.kind == "c":
+        way = f"Scores are real: {name}.real"
+    elif dtype == np.dtype(np.longdouble):
+        way = f"No GPU has it: {name}.astype(numpy.float64)"
+    else:
+        way = f"Convert it: {name}.astype(numpy.float32)"
+    raise TypeError(f"attention: {name} has dtype {dtype}; allowed are {names}. {way}")
 
 
 def _lengths(name: str, value: Any) -> ArrayInfo | None:

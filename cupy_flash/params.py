@@ -13,10 +13,13 @@ import numpy as np
 from cupy_flash.arrays import to_dtype
 from cupy_flash.axes import Operand
 from cupy_flash.problem import Problem
-from cupy_flash.select import Variant
+from cupy_flash.variant import Variant
 
 BATCH_AXES = 4
-OPERANDS = ("q", "k", "v", "o", "lse", "q_lengths", "k_lengths")
+OPERANDS = (
+    *("q", "k", "v", "o", "lse", "q_lengths", "k_lengths"),
+    *("mask", "bias", "alibi_slopes", "sinks"),
+)
 
 OPERAND_DTYPE = np.dtype(
     {
@@ -37,23 +40,30 @@ _HEADER = {
     "row_tiles": np.int64,
     "tiles": np.int64,
     "offset": np.int64,
+    "left": np.int64,
+    "right": np.int64,
     "scale_q": np.float64,
     "scale_s": np.float64,
     "p_scale": np.float64,
+    "softcap": np.float64,
+    "scale_softcap": np.float64,
 }
-_HEADER_SIZE = 128
+_HEADER_SIZE = 192
+_RESERVED = _HEADER_SIZE // 8 - len(_HEADER) - BATCH_AXES
 
 PARAMS_DTYPE = np.dtype(
     {
-        "names": [*_HEADER, "batch_extent", *OPERANDS],
+        "names": [*_HEADER, "batch_extent", "reserved", *OPERANDS],
         "formats": [
             *_HEADER.values(),
             (np.int64, BATCH_AXES),
+            (np.int64, _RESERVED),
             *[OPERAND_DTYPE] * len(OPERANDS),
         ],
         "offsets": [
             *range(0, 8 * len(_HEADER), 8),
             8 * len(_HEADER),
+            8 * (len(_HEADER) + BATCH_AXES),
             *range(_HEADER_SIZE, _HEADER_SIZE + 64 * len(OPERANDS), 64),
         ],
         "itemsize": _HEADER_SIZE + 64 * len(OPERANDS),
@@ -104,6 +114,26 @@ def split_scale_sm80(scale: float, dtype: str) -> tuple[float, float]:
     exponent = min(math.frexp(scale)[1] - 1, 0) if dtype == "bfloat16" else 0
     power = math.ldexp(math.copysign(1.0, scale), exponent)
     return power, scale / power
+
+
+# Larger caps are taken as these, which change no score of ordinary size either: the quotient of
+# such a score and a larger cap would lose its bits in subnormal numbers.
+LARGEST_SOFTCAP = {"float32": 2.0**100, "float64": 2.0**900}
+
+
+def split_softcap(softcap: float | None, scale_s: float, accumulate: str) -> tuple[float, float]:
+    """Return c and the factor of q k^T that makes the argument of tanh; zeros without a cap.
+
+    The factor is at most the largest number of the type that sums run in, so that 0 times it is 0.
+    """
+    if softcap is None:
+        return 0.0, 0.0
+    cap = min(softcap, LARGEST_SOFTCAP[accumulate])
+    # In NumPy's float64, whose quotient overflows to infinity instead of raising.
+    with np.errstate(over="ignore"):
+        factor = float(np.float64(scale_s) / np.float64(cap))
+    largest = float(np.finfo(accumulate).max)
+    return cap, min(max(factor, -largest), largest)
 
 
 def probability_scale(n: int) -> float:
@@ -169,10 +199,13 @@ def _template(
     params["row_tiles"] = row_tiles
     params["batch_extent"] = (*extents, *(1,) * (BATCH_AXES - len(extents)))
     params["tiles"] = row_tiles * problem.heads * math.prod(extents)
-    params["offset"] = problem.offset if problem.offset is not None else 0
+    for name in ("offset", "left", "right"):
+        params[name] = getattr(problem, name) or 0
     scales, p_scale = _scales(problem, variant)
     params["scale_q"], params["scale_s"] = scales
     params["p_scale"] = p_scale
+    softcap = split_softcap(problem.softcap, scales[1], problem.accumulate)
+    params["softcap"], params["scale_softcap"] = softcap
     for name, operand in operands.items():
         entry = params[name]
         entry["head"], entry["row"], entry["column"] = operand.head, operand.row, operand.column

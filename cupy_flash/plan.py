@@ -95,15 +95,15 @@ def recall(
 
     Of an array the key holds all that a check, the kernel choice or the struct depends on: shape,
     strides, dtype, device, alignment. Of any other argument it holds the value and the type, since
-    1 equals True and isn't the same option. Whether a result shares an element with another array
-    depends on the addresses, so that is looked at here.
+    1 equals True and isn't the same option; the caller adds the elements of a tuple. Whether a
+    result shares an element with another array depends on the addresses, so that is looked at here.
 
     Parameters
     ----------
     arrays : tuple
         All array arguments, None for those that weren't given.
     values : tuple
-        All other arguments.
+        All other arguments, and the elements of those that are tuples.
 
     Returns
     -------
@@ -163,6 +163,8 @@ def _is_exact(value: Any) -> bool:
         return bool(value != 0)
     if isinstance(value, np.bool_ | np.integer):
         return True
+    if type(value) is tuple:
+        return all(map(_is_exact, value))
     return value is None or type(value) in (bool, int, str)
 
 

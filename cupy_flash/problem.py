@@ -14,20 +14,25 @@ from cupy_flash.arrays import (
     ArrayInfo,
     check_aligned,
     common_place,
-    overlaps_itself,
     promote,
-    share_an_element,
     to_dtype,
 )
 from cupy_flash.axes import (
+    LeadingAxes,
     Operand,
     contiguous_strides,
     fresh_strides,
+    heads_operand,
     leading_axes,
     lengths_operand,
+    pairs_operand,
     placed,
 )
 from cupy_flash.options import Options
+from cupy_flash.outputs import check_outputs
+
+# Inputs beside q, k and v, by the names of their arguments, in the order of a plan's key.
+SMALL_ARRAYS = ("mask", "bias", "alibi_slopes", "sinks", "q_lengths", "k_lengths")
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,17 @@ class Problem:
         1 and 1 for problems of fewer than four dimensions.
     m, n, d, p : int
         Rows of q, rows of k and v, columns of q and k, columns of v.
-    q, k, v, o, lse, q_lengths, k_lengths : Operand
-        Places of the elements; lse and the lengths may be None.
+    q, k, v, o, lse, q_lengths, k_lengths, mask, bias, alibi_slopes, sinks : Operand
+        Places of the elements; None for a result that isn't wanted, and for options not given.
     dtype, accumulate : str
         Element type of out; of the running sums and of lse.
     scale : float
         Factor of q k^T.
-    causal : bool
-        Row i sees key j only if j <= i + offset.
+    softcap : float or None
+        Scaled scores s become softcap tanh(s / softcap).
+    left, right : int or None
+        Row i sees key j only if i + offset - left <= j <= i + offset + right; None: no bound.
+        Causal is right = 0.
     offset : int or None
         Row i stands at key i + offset; None: k_length - q_length of each batch entry.
     """
@@ -73,10 +81,16 @@ class Problem:
     lse: Operand | None
     q_lengths: Operand | None
     k_lengths: Operand | None
+    mask: Operand | None
+    bias: Operand | None
+    alibi_slopes: Operand | None
+    sinks: Operand | None
     dtype: str
     accumulate: str
     scale: float
-    causal: bool
+    softcap: float | None
+    left: int | None
+    right: int | None
     offset: int | None
     precision: str | None
     kernel: str | None
@@ -122,9 +136,7 @@ def make_problem(
     """
     arrays = {"q": q, "k": k, "v": v}
     inputs = arrays | {
-        name: info
-        for name, info in (("q_lengths", options.q_lengths), ("k_lengths", options.k_lengths))
-        if info is not None
+        name: info for name in SMALL_ARRAYS if (info := getattr(options, name)) is not None
     }
     outputs = {name: info for name, info in (("out", out), ("lse", lse)) if info is not None}
     for name, info in arrays.items():
@@ -140,17 +152,10 @@ def make_problem(
     axes = leading_axes(q, k, v)
     m, n, d, p = _matrix_sizes(q, k, v)
     batch, heads = axes.batch, axes.heads
-    if max(q.ndim, k.ndim, v.ndim) > 3:
-        leading: tuple[int, ...] = (*batch, heads)
-    else:
-        leading = batch
-    out_shape = (*leading, m, p)
-    lengths = {
-        name: lengths_operand(name, info, batch)
-        for name, info in (("q_lengths", options.q_lengths), ("k_lengths", options.k_lengths))
-    }
+    out_shape = (*axes.leading, m, p)
+    small = _small_operands(options, axes, (m, n))
     accumulate = "float64" if dtype == np.float64 else "float32"
-    _check_outputs(inputs, out, lse, out_shape, dtype, np.dtype(accumulate), options)
+    check_outputs(inputs, out, lse, out_shape, dtype, np.dtype(accumulate), options.return_lse)
     offset = options.offset
     if offset is None and options.q_lengths is None and options.k_lengths is None:
         offset = n - m
@@ -187,17 +192,31 @@ def make_problem(
         v=axes.operand(v),
         o=o_operand,
         lse=lse_operand,
-        q_lengths=lengths["q_lengths"],
-        k_lengths=lengths["k_lengths"],
+        **small,
         dtype=dtype.name,
         accumulate=accumulate,
         scale=default_scale if options.scale is None else options.scale,
-        causal=options.causal,
+        softcap=options.softcap,
+        left=options.left,
+        right=options.right,
         offset=offset,
         precision=options.precision,
         kernel=options.kernel,
         out_shape=out_shape,
     )
+
+
+def _small_operands(
+    options: Options, axes: LeadingAxes, rows_and_keys: tuple[int, int]
+) -> dict[str, Operand | None]:
+    return {
+        "q_lengths": lengths_operand("q_lengths", options.q_lengths, axes.batch),
+        "k_lengths": lengths_operand("k_lengths", options.k_lengths, axes.batch),
+        "mask": pairs_operand("mask", options.mask, axes, rows_and_keys),
+        "bias": pairs_operand("bias", options.bias, axes, rows_and_keys),
+        "alibi_slopes": heads_operand("alibi_slopes", options.alibi_slopes, axes),
+        "sinks": heads_operand("sinks", options.sinks, axes),
+    }
 
 
 def _matrix_sizes(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> tuple[int, int, int, int]:
@@ -213,48 +232,6 @@ def _matrix_sizes(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> tuple[int, int, i
             f"equal{way}"
         )
     return m, n, d, p
-
-
-def _check_outputs(
-    inputs: dict[str, ArrayInfo],
-    out: ArrayInfo | None,
-    lse: ArrayInfo | None,
-    out_shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    lse_dtype: np.dtype[Any],
-    options: Options,
-) -> None:
-    if lse is not None and not options.return_lse:
-        raise ValueError(
-            "attention: out= holds an array for lse, but return_lse is False; say return_lse=True"
-        )
-    wanted = (("out", out, out_shape, dtype), ("lse", lse, out_shape[:-1], lse_dtype))
-    for name, info, shape, element in wanted:
-        if info is None:
-            continue
-        label = "out" if name == "out" else "the lse array in out"
-        if info.shape != shape:
-            raise ValueError(f"attention: {label} has shape {info.shape}; it must be {shape}")
-        if info.dtype != element:
-            raise TypeError(
-                f"attention: {label} has dtype {info.dtype.name}; the result is {element.name}, "
-                "and nothing is cast silently"
-            )
-        if not info.writable:
-            raise ValueError(f"attention: {label} is read-only; pass an array that can be written")
-        if overlaps_itself(info):
-            raise ValueError(
-                f"attention: {label} has elements that share memory (strides {info.strides}, "
-                f"shape {info.shape}); pass an array of its own"
-            )
-        for other, source in inputs.items():
-            if share_an_element(info, source):
-                raise ValueError(
-                    f"attention: {label} shares memory with {other}, which is still read while "
-                    "out is written; pass another array"
-                )
-    if out is not None and lse is not None and share_an_element(out, lse):
-        raise ValueError("attention: out and the lse array in out share memory")
 
 
 def memory_order(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...] | None]:

@@ -7,12 +7,17 @@ for tests, `check` and small problems.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from cupy_flash.exact_head import Head, compute, sink_rounding
+
 Array = np.ndarray[Any, Any]
+
+
+Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,10 @@ class Reference:
     lse : array, (..., m)
     probabilities_abs_v : array, (..., m, p)
         A: sum over keys of ``P |v|``.
-    score_magnitude : array, (..., m)
-        Largest ``scale * sum |q_x k_x|`` over the row's visible keys.
-    score_errors : array, (..., m, p)
+    out_errors : array, (..., m, p)
         What errors of the scores can move out by, as `accuracy` defines it.
+    lse_errors : array, (..., m)
+        What they can move lse by.
     visible : array of int, (..., m)
         How many keys the row sees.
     """
@@ -36,15 +41,24 @@ class Reference:
     out: Array
     lse: Array
     probabilities_abs_v: Array
-    score_magnitude: Array
-    score_errors: Array
+    out_errors: Array
+    lse_errors: Array
     visible: Array
 
 
 def visibility(
-    m: int, n: int, *, causal: bool, offset: int, rows: int | None = None, keys: int | None = None
+    m: int,
+    n: int,
+    *,
+    causal: bool = False,
+    offset: int = 0,
+    window: Window | None = None,
+    rows: int | None = None,
+    keys: int | None = None,
+    mask: Array | None = None,
+    bias: Array | None = None,
 ) -> Array:
-    """Return the (m, n) table of which row sees which key."""
+    """Return the (m, n) table of which row sees which key; mask and bias broadcast to it."""
     i, j = np.arange(m)[:, None], np.arange(n)[None, :]
     table = np.ones((m, n), bool)
     if rows is not None:
@@ -53,6 +67,15 @@ def visibility(
         table &= j < keys
     if causal:
         table &= j <= i + offset
+    left, right = window or (None, None)
+    if left is not None:
+        table &= j >= i + offset - left
+    if right is not None:
+        table &= j <= i + offset + right
+    if mask is not None:
+        table &= mask
+    if bias is not None:
+        table &= bias != -np.inf
     return table
 
 
@@ -64,6 +87,12 @@ def attention(
     scale: float | None = None,
     causal: bool = False,
     offset: int | None = None,
+    window: Window | None = None,
+    mask: Array | None = None,
+    bias: Array | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
     q_lengths: Array | None = None,
     k_lengths: Array | None = None,
 ) -> Reference:
@@ -79,7 +108,6 @@ def attention(
     Reference
     """
     exact: Any = np.longdouble if np.float64 in (q.dtype, k.dtype, v.dtype) else np.float64
-    unit = 2.0**-53 if exact is np.longdouble else 2.0**-24
     (m, d), n, p = q.shape[-2:], k.shape[-2], v.shape[-1]
     has_heads = max(q.ndim, k.ndim, v.ndim) > 3
     split = -3 if has_heads else -2
@@ -88,12 +116,16 @@ def attention(
     total = max(heads) if 0 not in heads else 0
     leading = (*batch, total) if has_heads else batch
     factor = exact(scale) if scale is not None else exact(1) / np.sqrt(exact(d or 1))
+    mask, bias = (x if x is None else np.broadcast_to(x, (*leading, m, n)) for x in (mask, bias))
+    alibi_slopes, sinks = (
+        x if x is None else np.broadcast_to(x, leading) for x in (alibi_slopes, sinks)
+    )
     results = Reference(
         out=np.zeros((*leading, m, p), exact),
         lse=np.full((*leading, m), -np.inf, exact),
         probabilities_abs_v=np.zeros((*leading, m, p), exact),
-        score_magnitude=np.zeros((*leading, m), exact),
-        score_errors=np.zeros((*leading, m, p), exact),
+        out_errors=np.zeros((*leading, m, p), exact),
+        lse_errors=np.zeros((*leading, m), exact),
         visible=np.zeros((*leading, m), np.int64),
     )
     for index in np.ndindex(*leading):
@@ -104,8 +136,36 @@ def attention(
         at = offset
         if at is None:
             at = (n if keys is None else keys) - (m if rows is None else rows)
-        seen = visibility(m, n, causal=causal, offset=at, rows=rows, keys=keys)
-        _one_head(Q, K, V, seen, factor, unit, results, index)
+        alibi = None
+        if alibi_slopes is not None:
+            distance = np.abs(np.arange(m)[:, None] + at - np.arange(n))
+            alibi = exact(alibi_slopes[index]) * distance.astype(exact)
+        head = Head(
+            q=Q,
+            k=K,
+            v=V,
+            seen=visibility(
+                m,
+                n,
+                causal=causal,
+                offset=at,
+                window=window,
+                rows=rows,
+                keys=keys,
+                mask=mask if mask is None else mask[index],
+                bias=bias if bias is None else bias[index],
+            ),
+            scale=factor,
+            softcap=softcap,
+            bias=bias if bias is None else bias[index].astype(exact),
+            alibi=alibi,
+            sink=None if sinks is None else exact(sinks[index]),
+        )
+        if head.sink is not None:
+            results.lse[index], results.lse_errors[index] = head.sink, sink_rounding(head.sink)
+        found = compute(head)
+        for field in fields(results):
+            getattr(results, field.name)[(*index, found.rows)] = getattr(found, field.name)
     return results
 
 
@@ -133,66 +193,45 @@ def _matrix(
     return matrix
 
 
-def _one_head(
+def unfused(
     q: Array,
     k: Array,
     v: Array,
     seen: Array,
-    scale: Any,
-    unit: float,
-    results: Reference,
-    index: Any,
-) -> None:
-    # Keys that no row sees drop out before any arithmetic, whatever they hold.
-    used = seen.any(axis=0)
-    k, v, seen = k[used], v[used], seen[:, used]
-    rows = np.flatnonzero(seen.any(axis=1))
-    if rows.size == 0:
-        return
-    q, seen = q[rows], seen[rows]
-    scores = np.where(seen, scale * (q @ k.T), -np.inf)
-    magnitude = abs(scale) * (np.abs(q) @ np.abs(k).T)
-    top = scores.max(axis=1, keepdims=True)
-    weights = np.exp(scores - top)
-    total = weights.sum(axis=1, keepdims=True)
-    P = weights / total
-    depth = np.where(seen, top - scores, 0)
-    # Beyond 80 a bound says nothing; exp stays finite.
-    delta = np.minimum(unit * ((q.shape[1] / 2 + 4) * magnitude + 4 * depth + 8), 80)
-    grown = np.where(seen, P * np.expm1(delta), 0)
-    shrunk = np.where(seen, P * np.exp(-delta), 0).sum(axis=1, keepdims=True)
-    at = (*index, rows)
-    if np.isfinite(v).all():
-        results.out[at] = P @ v
-    else:
-        for row, visible in enumerate(seen):
-            results.out[(*index, rows[row])] = P[row, visible] @ v[visible]
-    results.lse[at] = (top + np.log(total))[:, 0]
-    results.probabilities_abs_v[at] = P @ np.abs(v)
-    results.score_magnitude[at] = np.where(seen, magnitude, 0).max(axis=1)
-    out = np.abs(results.out[at])
-    results.score_errors[at] = (grown @ np.abs(v) + out * grown.sum(axis=1, keepdims=True)) / shrunk
-    results.visible[at] = seen.sum(axis=1)
-
-
-def unfused(
-    q: Array, k: Array, v: Array, seen: Array, scale: float, dtype: Any, p_dtype: Any = None
+    scale: float,
+    dtype: Any,
+    p_dtype: Any = None,
+    *,
+    softcap: float | None = None,
+    bias: Array | None = None,
+    alibi: Array | None = None,
+    sink: float | None = None,
 ) -> Array:
     """Compute one head of standard attention with every step rounded to `dtype`.
 
     With `p_dtype` the weights are rounded to it before they meet v, as tensor cores want them.
+    `bias` (rows, keys) is added to the scores and `alibi` subtracted.
 
     The baseline of the max and rms rules: what a careful user gets on a GPU without a fused kernel.
     Products are chains of fused multiply-adds, as a GPU computes them. NumPy's BLAS sums in blocks:
     scores of d = 115 then have a third of the error, in a product as in a fused kernel.
     """
     q, k, v = (x.astype(dtype) for x in (q, k, v))
+    number = np.dtype(dtype).type
+    last = number(-np.inf if sink is None else sink)
     with np.errstate(over="ignore", invalid="ignore"):
-        scores = np.where(seen, _chained(q, k.T) * np.dtype(dtype).type(scale), -np.inf)
-        top = scores.max(axis=1, keepdims=True, initial=-np.inf)
+        scores = _chained(q, k.T) * number(scale)
+        if softcap is not None:
+            scores = number(softcap) * np.tanh(scores / number(softcap))
+        if bias is not None:
+            scores = scores + bias.astype(dtype)
+        if alibi is not None:
+            scores = scores - alibi.astype(dtype)
+        scores = np.where(seen, scores, -np.inf)
+        top = np.maximum(scores.max(axis=1, keepdims=True, initial=-np.inf), last)
         top = np.where(np.isfinite(top), top, 0)
         weights = np.exp(scores - top)
-        total = weights.sum(axis=1, keepdims=True)
+        total = weights.sum(axis=1, keepdims=True) + np.exp(last - top)
         if p_dtype is not None:
             weights = np.ldexp(np.ldexp(weights, 15).astype(p_dtype).astype(dtype), -15)
         summed = _chained(weights, v)

@@ -12,6 +12,8 @@ from numpy.typing import DTypeLike
 
 from cupy_flash.roofline_sizes import ITEMSIZE, check_flag, check_size, check_sizes, dtype_name
 
+Window = tuple[int | None, int | None]
+
 # Per score of a softmax whose row stays on the chip: maximum, subtract, exp, add, divide.
 _SOFTMAX = 5
 # Pass 1: maximum. Pass 2: subtract, exp, add. Pass 3: subtract, exp (again), divide.
@@ -62,24 +64,33 @@ class Cost:
         return math.inf if self.flops else 0.0
 
 
-def visible_pairs(m: int, n: int, *, causal: bool = True, offset: int | None = None) -> int:
-    """Count the (row, key) pairs with key <= row + offset; all of them if not causal.
+def visible_pairs(
+    m: int,
+    n: int,
+    *,
+    causal: bool = True,
+    offset: int | None = None,
+    window: Window | None = None,
+) -> int:
+    """Count the (row, key) pairs that causality and a window leave.
 
     Parameters
     ----------
     m, n : int
         Rows and keys.
     causal : bool, default True
+        Row i sees key j only if j <= i + offset.
     offset : int, optional
-        Row i stands at key i + offset; default n - m (the last row sees the last key). Without
-        `causal` it has no effect.
+        Row i stands at key i + offset; default n - m (the last row sees the last key).
+    window : (int or None, int or None), optional
+        ``(left, right)``: only keys from i + offset - left to i + offset + right; None: no bound.
 
     Returns
     -------
     int
-        The sum over i of max(0, min(n, i + offset + 1)), in closed form.
+        The sum over i of the keys between the bounds, each clipped to [0, n], in closed form.
     """
-    s = check_sizes(m, n, 0, None, "float32", 1, 1, None, causal, offset)
+    s = check_sizes(m, n, 0, None, "float32", 1, 1, None, causal, offset, window)
     return s.pairs
 
 
@@ -95,6 +106,7 @@ def standard_attention(
     kv_heads: int | None = None,
     causal: bool = False,
     offset: int | None = None,
+    window: Window | None = None,
 ) -> Cost:
     """Attention as two products with S and P in device memory between them.
 
@@ -113,7 +125,7 @@ def standard_attention(
         float16, bfloat16, float32 or float64; of the inputs, S, P and the output.
     batch, heads, kv_heads : int
         Batch entries, query heads and key heads; kv_heads defaults to heads and must divide it.
-    causal, offset
+    causal, offset, window
         As in `visible_pairs`. FLOPs count visible pairs only; the traffic of S and P stays whole,
         because the matrices are stored whole.
 
@@ -126,7 +138,7 @@ def standard_attention(
     TypeError, ValueError
         The message names the argument.
     """
-    s = check_sizes(m, n, d, p, dtype, batch, heads, kv_heads, causal, offset)
+    s = check_sizes(m, n, d, p, dtype, batch, heads, kv_heads, causal, offset, window)
     elements = s.query_heads * (s.m * (s.d + s.p) + 4 * s.m * s.n) + s.kv_heads * s.n * (s.d + s.p)
     pairs = s.query_heads * s.pairs
     return Cost(2 * pairs * (s.d + s.p), _SOFTMAX * pairs, 0, s.itemsize * elements)
@@ -144,6 +156,7 @@ def flash_attention(
     kv_heads: int | None = None,
     causal: bool = False,
     offset: int | None = None,
+    window: Window | None = None,
     block_m: int = 128,
     block_n: int | None = None,
     reuse_kv: bool = True,
@@ -164,7 +177,7 @@ def flash_attention(
 
     Parameters
     ----------
-    m, n, d, p, dtype, batch, heads, kv_heads, causal, offset
+    m, n, d, p, dtype, batch, heads, kv_heads, causal, offset, window
         As in `standard_attention`.
     block_m : int, default 128
         Rows of a row block.
@@ -172,7 +185,7 @@ def flash_attention(
         Keys of a tile. For the traffic, None means that single keys can be left out.
     reuse_kv : bool, default True
         True: L2 serves every repeated read, so K and V come from memory once per key head. False:
-        once per row block and query head. Causal: tiles that no row of the block sees aren't read.
+        once per row block and query head. Tiles that no row of the block sees aren't read.
     return_lse : bool, default False
         Also write the log-sum-exp, float32 (float64 for float64). Its m logarithms are left out.
 
@@ -189,7 +202,7 @@ def flash_attention(
     -----
     Takes m / block_m steps if `reuse_kv` is False or `block_n` is given, else a constant time.
     """
-    s = check_sizes(m, n, d, p, dtype, batch, heads, kv_heads, causal, offset)
+    s = check_sizes(m, n, d, p, dtype, batch, heads, kv_heads, causal, offset, window)
     block_m = check_size("block_m", block_m, least=1)
     width = 1 if block_n is None else check_size("block_n", block_n, least=1)
     reuse_kv = check_flag("reuse_kv", reuse_kv)
@@ -199,14 +212,14 @@ def flash_attention(
     if not reuse_kv or block_n is not None:
         for first in range(0, s.m, block_m):
             rows = min(block_m, s.m - first)
-            tiles = -(-s.keys_of(first + rows - 1) // width)
-            keys_read += min(s.n, tiles * width)
-            row_tiles += rows * tiles
-            rows_with_tiles += rows if tiles else 0
+            begin, end = s.tiles(first, first + rows - 1, width)
+            keys_read += min(s.n, end * width) - begin * width
+            row_tiles += rows * (end - begin)
+            rows_with_tiles += rows if end > begin else 0
     if reuse_kv:
-        # The last row sees the most keys, so its block reads every key that is needed at all.
-        tiles = -(-s.keys_of(s.m - 1) // width) if s.m else 0
-        kv_elements = s.kv_heads * min(s.n, tiles * width) * (s.d + s.p)
+        # Whatever any row sees; the ranges of successive rows touch.
+        begin, end = s.tiles(0, s.m - 1, width) if s.m else (0, 0)
+        kv_elements = s.kv_heads * (min(s.n, end * width) - begin * width) * (s.d + s.p)
     else:
         kv_elements = s.query_heads * keys_read * (s.d + s.p)
 

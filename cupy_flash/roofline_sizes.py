@@ -21,19 +21,41 @@ class Sizes(NamedTuple):
     itemsize: int
     query_heads: int  # over the batch
     kv_heads: int  # over the batch
-    causal: bool
+    left: int | None
+    right: int | None
     offset: int
 
-    def keys_of(self, row: int) -> int:
-        """Count the leading keys that a row sees."""
-        return max(0, min(self.n, row + self.offset + 1)) if self.causal else self.n
+    def begin(self, row: int) -> int:
+        """Return the first key that a row may see, at most n."""
+        return 0 if self.left is None else self._clipped(row + self.offset - self.left)
+
+    def end(self, row: int) -> int:
+        """Return the key behind the last one that a row may see."""
+        return self.n if self.right is None else self._clipped(row + self.offset + self.right + 1)
+
+    def _clipped(self, key: int) -> int:
+        return max(0, min(self.n, key))
+
+    def tiles(self, first: int, last: int, width: int) -> tuple[int, int]:
+        """Return the first tile of keys that rows first to last see, and the one behind the last.
+
+        Bounds move by one key from row to row and no row's range is inverted, so some row sees each
+        tile between.
+        """
+        begin, end = self.begin(first), self.end(last)
+        return (begin // width, -(-end // width)) if begin < end else (0, 0)
 
     @property
     def pairs(self) -> int:
-        """Visible pairs of one head: a ramp that starts at 0 less the part of it above n."""
-        if not self.causal:
-            return self.m * self.n
-        return _ramp(self.m, self.offset + 1) - _ramp(self.m, self.offset + 1 - self.n)
+        """Visible pairs of one head."""
+        before = 0 if self.left is None else self._keys_before(self.offset - self.left)
+        if self.right is None:
+            return self.m * self.n - before
+        return self._keys_before(self.offset + self.right + 1) - before
+
+    def _keys_before(self, start: int) -> int:
+        """Sum over the rows i of the keys before key i + start."""
+        return _ramp(self.m, start) - _ramp(self.m, start - self.n)
 
 
 def _ramp(m: int, start: int) -> int:
@@ -53,6 +75,7 @@ def check_sizes(
     kv_heads: int | None,
     causal: bool,
     offset: int | None,
+    window: tuple[int | None, int | None] | None,
 ) -> Sizes:
     """Check every size of an attention problem; p, kv_heads and offset get their defaults."""
     m, n, d = check_size("m", m), check_size("n", n), check_size("d", d)
@@ -64,6 +87,7 @@ def check_sizes(
             f"kv_heads is {kv_heads}, which does not divide heads = {heads}; "
             "each key head serves the same number of query heads"
         )
+    left, right = _check_window(window)
     offset = n - m if offset is None else _integer("offset", offset)
     if not heads:
         kv_heads = 0  # nobody reads them
@@ -75,8 +99,22 @@ def check_sizes(
         ITEMSIZE[dtype_name(dtype)],
         batch * heads,
         batch * kv_heads,
-        check_flag("causal", causal),
+        left,
+        0 if check_flag("causal", causal) else right,
         offset,
+    )
+
+
+def _check_window(window: tuple[int | None, int | None] | None) -> tuple[int | None, ...]:
+    if window is None:
+        return None, None
+    if not isinstance(window, tuple) or len(window) != 2:
+        raise TypeError(
+            f"window is {window!r}; it must be a pair (left, right), each an int >= 0 or None"
+        )
+    return tuple(
+        None if bound is None else check_size(f"window's {side} bound", bound)
+        for side, bound in zip(("left", "right"), window, strict=True)
     )
 
 

@@ -5,123 +5,22 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
+from cupy_flash.axes import Operand
 from cupy_flash.device import Device
 from cupy_flash.problem import Problem
+from cupy_flash.variant import WARP, Tile, Variant
 
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 # Head dims that kernels are compiled for; d and p are rounded up to one of them.
 HEAD_DIM_BUCKETS = {"simt": (32, 64, 128, 256), "sm80": (32, 64, 96, 128, 192, 256)}
-WARP = 32
 # Shared memory that a kernel has without opting in, on every GPU.
 DEFAULT_SHARED_MEMORY = 49_152
 # What a block of a family may need: what every GPU from sm_75 on gives it after opting in, and
 # every GPU from sm_80 on.
 SHARED_MEMORY = {"simt": 65_536, "sm80": 101_376}
-# What a block of sm80 keeps in shared memory beside its tiles.
-SM80_WORK_BYTES = 128
 # Largest and smallest magnitude of a scale that sm80 splits between q in 16 bits and a float32.
 SM80_SCALES = (2.0**-100, 2.0**100)
 # sm80 counts keys in 32 bits.
 SM80_KEYS = 2**30
-
-
-@dataclass(frozen=True)
-class Tile:
-    """How a block divides its work.
-
-    Attributes
-    ----------
-    block_m, block_n : int
-        Rows of q and keys of a tile.
-    threads_m, threads_n : int
-        Threads across rows and across keys or columns.
-    chunk_d, chunk_n : int
-        Columns of K, and rows of V, that lie in shared memory at a time (simt).
-    blocks : int
-        Blocks that a multiprocessor should hold at a time; bounds the registers of a thread.
-    """
-
-    block_m: int
-    block_n: int
-    threads_m: int
-    threads_n: int
-    chunk_d: int = 0
-    chunk_n: int = 0
-    blocks: int = 1
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.threads_m * self.threads_n
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One kernel: everything that is a constant in its text, nothing that a call may change."""
-
-    family: str
-    arch: int
-    q: str
-    k: str
-    v: str
-    o: str
-    head_dim: int
-    head_dim_v: int
-    causal: bool
-    q_lengths: str | None
-    k_lengths: str | None
-    offset_from_lengths: bool
-    tile: Tile
-    unit: int = 0
-    call = "attention"
-
-    @property
-    def file(self) -> str:
-        """The source file that holds it."""
-        return f"forward_{self.family}.cuh"
-
-    @property
-    def entry(self) -> str:
-        """Name of the kernel in the compiled module."""
-        return f"cupy_flash_forward_{self.family}"
-
-    @property
-    def accumulate(self) -> str:
-        """Element type of the running sums."""
-        return "float64" if self.o == "float64" else "float32"
-
-    @property
-    def shared_memory(self) -> int:
-        """Bytes of dynamic shared memory of a block, as the kernel lays it out."""
-        if self.family == "naive":
-            return 0
-        tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
-        if self.family == "sm80":
-            rows = (tile.block_m + tile.block_n) * self.head_dim + tile.block_n * self.head_dim_v
-            return rows * ITEMSIZE[self.q] + SM80_WORK_BYTES
-        pad = 16 // itemsize
-        stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (self.head_dim_v + pad))
-        q = tile.block_m * (self.head_dim + pad)
-        p = tile.block_m * (tile.block_n + pad)
-        return (q + p + stage) * itemsize
-
-    def __str__(self) -> str:
-        """Say the variant in one line, for logs and errors."""
-        features = [
-            name
-            for name, present in (
-                ("causal", self.causal),
-                (f"q_lengths {self.q_lengths}", self.q_lengths),
-                (f"k_lengths {self.k_lengths}", self.k_lengths),
-                (f"units of {self.unit} bytes", self.unit in (2, 4)),
-            )
-            if present
-        ]
-        dtypes = self.q if self.q == self.k == self.v else f"{self.q}/{self.k}/{self.v}"
-        dims = f" d<={self.head_dim} p<={self.head_dim_v}" if self.head_dim else ""
-        listing = f" ({', '.join(features)})" if features else ""
-        return f"forward_{self.family} {dtypes}{dims} sm_{self.arch}{listing}"
-
 
 # One warp a row, four rows a block; lane j has key j of a tile.
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
@@ -227,7 +126,7 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
         tile = replace(tile, chunk_d=min(tile.chunk_d, head_dim))
     elif family == "sm80":
         unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
-        tile = _sm80_tile(widest, unit, device)
+        tile = _sm80_tile(widest, unit, problem, device)
     return _intern(
         Variant(
             family=family,
@@ -238,24 +137,49 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
             o=problem.dtype,
             head_dim=head_dim,
             head_dim_v=head_dim_v,
-            causal=problem.causal,
-            q_lengths=problem.q_lengths.dtype if problem.q_lengths else None,
-            k_lengths=problem.k_lengths.dtype if problem.k_lengths else None,
-            offset_from_lengths=problem.causal and problem.offset is None,
+            q_lengths=_dtype(problem.q_lengths),
+            k_lengths=_dtype(problem.k_lengths),
+            left=problem.left is not None,
+            right=problem.right is not None,
+            offset_from_lengths=problem.offset is None and _uses_offset(problem),
+            mask=_along(problem.mask),
+            bias=_dtype(problem.bias),
+            bias_along=_along(problem.bias),
+            softcap=problem.softcap is not None,
+            alibi=_dtype(problem.alibi_slopes),
+            sinks=_dtype(problem.sinks),
             tile=tile,
             unit=unit,
         )
     )
 
 
-def _sm80_tile(widest: int, unit: int, device: Device) -> Tile:
+def _dtype(operand: Operand | None) -> str | None:
+    return operand.dtype if operand else None
+
+
+def _along(operand: Operand | None) -> str | None:
+    """Say whether an array over rows and keys differs from row to row."""
+    if operand is None:
+        return None
+    return "pairs" if operand.row else "keys"
+
+
+def _uses_offset(problem: Problem) -> bool:
+    return (problem.left, problem.right, problem.alibi_slopes) != (None, None, None)
+
+
+def _sm80_tile(widest: int, unit: int, problem: Problem, device: Device) -> Tile:
     """Return the tile of a head-dim bucket, of half the rows where so many registers spill.
 
-    That is where rows don't consist of 16-byte units, and from sm_100 on. No bit depends on it:
-    the order of a row's sums is that of the tiles of keys.
+    That is where rows don't consist of 16-byte units, where scores are changed or hidden one by
+    one, and from sm_100 on. No bit depends on it: the order of a row's sums is that of the tiles of
+    keys.
     """
     tile = SM80_TILES[widest]
-    if tile.block_m > 64 and (unit < 16 or device.arch >= 100):
+    per_score = (problem.mask, problem.bias, problem.softcap, problem.alibi_slopes)
+    changed = any(option is not None for option in per_score)
+    if tile.block_m > 64 and (unit < 16 or changed or device.arch >= 100):
         return replace(tile, block_m=64, blocks=3)
     return tile
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from cupy_flash.select import Variant
 from cupy_flash.softmaxes.select import SoftmaxVariant
+from cupy_flash.variant import Variant
 
 AnyVariant = Variant | SoftmaxVariant
 
@@ -18,7 +18,16 @@ ELEMENT_TYPES = {
     "float32": "float",
     "float64": "double",
 }
-LENGTH_TYPES = {None: "NoLengths", "int32": "int", "int64": "long long"}
+INTEGER_TYPES = {
+    "int8": "signed char",
+    "int16": "short",
+    "int32": "int",
+    "int64": "long long",
+    "uint8": "unsigned char",
+    "uint16": "unsigned short",
+    "uint32": "unsigned",
+    "uint64": "unsigned long long",
+}
 
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"\s*$')
 _PRAGMA_ONCE = re.compile(r"^\s*#pragma\s+once\s*$")
@@ -101,10 +110,21 @@ def _forward(variant: Variant) -> _Constants:
         "VType": ELEMENT_TYPES[variant.v],
         "OType": ELEMENT_TYPES[variant.o],
         "Accumulate": ELEMENT_TYPES[variant.accumulate],
-        "QLengths": LENGTH_TYPES[variant.q_lengths],
-        "KLengths": LENGTH_TYPES[variant.k_lengths],
+        "QLengths": _type_or(variant.q_lengths, "NoLengths"),
+        "KLengths": _type_or(variant.k_lengths, "NoLengths"),
+        "Bias": _type_or(variant.bias, "NoBias"),
+        "Slopes": _type_or(variant.alibi, "NoSlopes"),
+        "Sinks": _type_or(variant.sinks, "NoSinks"),
     }
-    flags = {"kCausal": variant.causal, "kOffsetFromLengths": variant.offset_from_lengths}
+    flags = {
+        "kLeft": variant.left,
+        "kRight": variant.right,
+        "kOffsetFromLengths": variant.offset_from_lengths,
+        "kMask": variant.mask is not None,
+        "kMaskRows": variant.mask == "pairs",
+        "kBiasRows": variant.bias_along == "pairs",
+        "kSoftcap": variant.softcap,
+    }
     sizes = {"kBlockM": tile.block_m, "kBlockN": tile.block_n}
     if variant.family == "sm80":
         sizes |= {"kWarps": tile.threads_m, "kUnit": variant.unit}
@@ -117,6 +137,10 @@ def _forward(variant: Variant) -> _Constants:
         "kSharedMemory": variant.shared_memory,
     }
     return _Constants(types, flags, sizes)
+
+
+def _type_or(dtype: str | None, absent: str) -> str:
+    return absent if dtype is None else (ELEMENT_TYPES | INTEGER_TYPES)[dtype]
 
 
 def _softmax(variant: SoftmaxVariant) -> _Constants:

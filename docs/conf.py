@@ -68,7 +68,7 @@ numpydoc_xref_aliases = {
         "cupy_flash.roofline.Cost",
         "cupy_flash.roofline.Figure",
         "cupy_flash.roofline.Gpu",
-        "cupy_flash.select.Variant",
+        "cupy_flash.variant.Variant",
         "numpy.dtype",
         "numpy.ndarray",
     )

@@ -5,7 +5,7 @@
 constexpr int kBatchAxes = 4;
 
 // A strided array of the problem's axes (batch..., head, row, column). Strides count elements; 0
-// broadcasts. lse has no column, the lengths have only batch axes.
+// broadcasts. lse has no column, slopes and sinks have no row either, the lengths have only batch axes.
 struct Operand {
   void* data;  // address of element (0, ..., 0); null if the call doesn't have the array
   long long head;
@@ -24,17 +24,26 @@ struct Params {
   long long row_tiles;  // ceil(m / kBlockM)
   long long tiles;      // row_tiles * heads * product(batch_extent): the work of the whole grid
   long long offset;     // row i stands at key i + offset, unless it comes from the lengths
+  long long left;       // row i sees keys from i + offset - left on; 0 without that bound
+  long long right;      // and to i + offset + right
   double scale_q;       // power of two, applied to q
   double scale_s;       // the rest of the scale, applied to q k^T
   double p_scale;       // power of two <= 1 / (2 n), applied to P
+  double softcap;       // c of c tanh(s / c); 0 without it
+  double scale_softcap; // scale_s / c, what q k^T is multiplied by to get s / c
   long long batch_extent[kBatchAxes];
-  Operand q;          // (batch..., heads, m, d)
-  Operand k;          // (batch..., heads / group, n, d)
-  Operand v;          // (batch..., heads / group, n, p)
-  Operand o;          // (batch..., heads, m, p)
-  Operand lse;        // (batch..., heads, m), may be null
-  Operand q_lengths;  // (batch...), null without lengths
-  Operand k_lengths;  // (batch...), null without lengths
+  long long reserved[4];  // the operands begin at a multiple of 64
+  Operand q;             // (batch..., heads, m, d)
+  Operand k;             // (batch..., heads / group, n, d)
+  Operand v;             // (batch..., heads / group, n, p)
+  Operand o;             // (batch..., heads, m, p)
+  Operand lse;           // (batch..., heads, m); like all below null if the call doesn't have it
+  Operand q_lengths;     // (batch...)
+  Operand k_lengths;     // (batch...)
+  Operand mask;          // (batch..., heads, m, n)
+  Operand bias;          // (batch..., heads, m, n)
+  Operand alibi_slopes;  // (batch..., heads)
+  Operand sinks;         // (batch..., heads)
 };
 
 // NVRTC has no offsetof; the address of a member of a struct at 0, as a constant, is what its front end
@@ -46,7 +55,7 @@ struct Params {
 #endif
 
 static_assert(sizeof(Operand) == 64, "params.py: OPERAND_DTYPE");
-static_assert(sizeof(Params) == 576, "params.py: PARAMS_DTYPE");
+static_assert(sizeof(Params) == 896, "params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(Operand, head) == 8, "params.py: OPERAND_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(Operand, row) == 16, "params.py: OPERAND_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(Operand, column) == 24, "params.py: OPERAND_DTYPE");
@@ -60,14 +69,23 @@ static_assert(CUPY_FLASH_OFFSET(Params, group) == 40, "params.py: PARAMS_DTYPE")
 static_assert(CUPY_FLASH_OFFSET(Params, row_tiles) == 48, "params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(Params, tiles) == 56, "params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(Params, offset) == 64, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, scale_q) == 72, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, scale_s) == 80, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, p_scale) == 88, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, batch_extent) == 96, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, q) == 128, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, k) == 192, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, v) == 256, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, o) == 320, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, lse) == 384, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, q_lengths) == 448, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, k_lengths) == 512, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, left) == 72, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, right) == 80, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, scale_q) == 88, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, scale_s) == 96, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, p_scale) == 104, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, softcap) == 112, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, scale_softcap) == 120, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, batch_extent) == 128, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, reserved) == 160, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, q) == 192, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, k) == 256, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, v) == 320, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, o) == 384, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, lse) == 448, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, q_lengths) == 512, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, k_lengths) == 576, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, mask) == 640, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, bias) == 704, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, alibi_slopes) == 768, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, sinks) == 832, "params.py: PARAMS_DTYPE");

@@ -72,8 +72,8 @@ struct Schedule {
     Tile tile;
     long long rest = number / params.row_tiles;
     const long long row_tile = number - rest * params.row_tiles;
-    // Under a causal mask the last rows see the most keys: they start first.
-    tile.row_begin = (Config::kCausal ? params.row_tiles - 1 - row_tile : row_tile) * Config::kBlockM;
+    // Where keys are bounded on the right the last rows see the most of them: they start first.
+    tile.row_begin = (Config::kRight ? params.row_tiles - 1 - row_tile : row_tile) * Config::kBlockM;
     tile.row_end = minimum(tile.row_begin + Config::kBlockM, params.m);
     tile.head = rest % params.heads;
     rest /= params.heads;

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from cupy_flash import accuracy, reference
-from strategies import DTYPES, KERNEL_DTYPES, ONE_DTYPE
+from problems import DTYPES, KERNEL_DTYPES, ONE_DTYPE
 
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -54,6 +54,14 @@ class Strided:
             tuple(step * itemsize for step in self.strides),
         )
 
+    def places(self) -> np.ndarray[Any, Any]:
+        """Return where in the buffer each element of the view lies."""
+        places = np.full(self.shape, self.start, np.int64)
+        for axis, (extent, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            steps = np.arange(extent, dtype=np.int64) * stride
+            places += steps.reshape((-1,) + (1,) * (len(self.shape) - 1 - axis))
+        return places
+
     def cupy(self) -> Any:
         import cupy
 

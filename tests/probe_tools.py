@@ -10,7 +10,7 @@ import numpy as np
 
 from cupy_flash import accuracy, reference
 from layouts import LAYOUTS, strided
-from strategies import DTYPES
+from problems import DTYPES
 
 Array = np.ndarray[Any, Any]
 Result = tuple[Array, Array]

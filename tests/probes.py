@@ -33,7 +33,7 @@ from probe_tools import (
     ulp,
     visible,
 )
-from strategies import DTYPES
+from problems import DTYPES
 
 Attend = Callable[..., Result]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cupy_flash import accuracy, reference
 from layouts import LAYOUTS, OUT_LAYOUTS, Strided, strided
-from strategies import DTYPES
+from problems import DTYPES
 
 METHODS = ("online", "three_pass")
 VALUES = ("normal", "x30", "equal", "outlier", "large", "rising", "holes", "subnormal")

@@ -18,7 +18,9 @@ from cupy_flash.accuracy import compare, lse_bound, out_bound
 from cupy_flash.api import attention
 from cupy_flash.arrays import FLOAT_NAMES
 from cupy_flash.commands import machine
-from cupy_flash.commands.check_problems import CHECKS, LAYOUTS, Check
+from cupy_flash.commands.check_case import KINDS, LAYOUTS, Check
+from cupy_flash.commands.check_problems import CHECKS
+from cupy_flash.commands.table import aligned
 from cupy_flash.explanation import explain
 from cupy_flash.options import KERNELS
 from cupy_flash.reference import Reference
@@ -73,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 row = _check_row(kernel, dtype, args.seed, args.problem)
             print(row, flush=True)
             rows.append(row)
+    print("", "error/bound of the problems with each option:", *_by_option(rows), sep="\n")
     failed = [row for row in rows if row.failures]
     for row in failed:
         # The row's worst; what raised an exception has no ratio and counts as infinitely wrong.
@@ -85,6 +88,12 @@ def run(args: argparse.Namespace) -> int:
         return 2
     print("\nall within their bounds")
     return 0
+
+
+def _by_option(rows: list[Row]) -> list[str]:
+    """Lay out the worst of each row's problems, option by option."""
+    cells = [(row.kernel, row.dtype, *map(row.ratio_of, KINDS)) for row in rows if row.ratios]
+    return aligned([("kernel", "dtype", *KINDS), *cells])
 
 
 def _refusal(args: argparse.Namespace, no_gpu: str | None) -> str | None:
@@ -139,11 +148,21 @@ class Row:
     kernel: str
     dtype: str
     problems: int = 0
-    ratio: float = 0.0
+    ratios: dict[str, float] = field(default_factory=dict)
     max_error: float = 0.0
     seconds: float = 0.0
     reason: str = ""
     failures: list[Failure] = field(default_factory=list)
+
+    def add(self, check: Check, ratio: float) -> None:
+        """Count a problem's error / bound under each of its kinds."""
+        for kind in check.kinds:
+            self.ratios[kind] = max(self.ratios.get(kind, 0.0), ratio)
+
+    def ratio_of(self, kind: str) -> str:
+        """Return a cell of the table of options."""
+        ratio = self.ratios.get(kind)
+        return "-" if ratio is None else f"{ratio:.3f}" if ratio <= 1 else "FAIL"
 
     def __str__(self) -> str:
         """Lay the row out for the table."""
@@ -153,7 +172,7 @@ class Row:
             self.kernel,
             self.dtype,
             self.problems,
-            f"{self.ratio:.3f}",
+            f"{max(self.ratios.values(), default=0.0):.3f}",
             f"{self.max_error:.2e}",
             f"{self.seconds:.2f}",
             f"{len(self.failures)} FAIL" if self.failures else "ok",
@@ -180,6 +199,7 @@ def _check_row(kernel: str, dtype: str, seed: int, only: str | None) -> Row:
             _judge(row, check, arrays, out, lse)
         # Whatever a kernel raises is its failure, and the other problems still count.
         except Exception as error:
+            row.add(check, math.inf)
             row.failures.append(Failure(kernel, dtype, check, math.inf, machine.one_line(error)))
     return row
 
@@ -198,25 +218,25 @@ def _placed(check: Check, arrays: dict[str, Any], on_gpu: bool) -> dict[str, Any
 
 
 def _split(placed: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    lengths = {name: x for name, x in placed.items() if name.endswith("lengths")}
-    return [placed[name] for name in ("q", "k", "v")], lengths
+    matrices = [placed[name] for name in ("q", "k", "v")]
+    return matrices, {name: x for name, x in placed.items() if name not in ("q", "k", "v")}
 
 
 def _why_not(check: Check, placed: dict[str, Any], kernel: str | None) -> str | None:
     """Say why a kernel family can't compute a problem, None if it can."""
     if kernel is None:
         return None
-    matrices, lengths = _split(placed)
+    matrices, small = _split(placed)
     try:
-        explain(*matrices, kernel=kernel, **lengths, **check.options)
+        explain(*matrices, kernel=kernel, **small, **check.options)
     except ValueError as error:
         return str(error).partition("call: ")[2].partition(". Able")[0] or str(error)
     return None
 
 
 def _compute(check: Check, placed: dict[str, Any], kernel: str | None) -> tuple[Any, Any]:
-    matrices, lengths = _split(placed)
-    out, lse = attention(*matrices, kernel=kernel, return_lse=True, **lengths, **check.options)
+    matrices, small = _split(placed)
+    out, lse = attention(*matrices, kernel=kernel, return_lse=True, **small, **check.options)
     if kernel is None:
         return out, lse
     to_host = devices.import_cupy().asnumpy
@@ -224,16 +244,16 @@ def _compute(check: Check, placed: dict[str, Any], kernel: str | None) -> tuple[
 
 
 def _judge(row: Row, check: Check, arrays: dict[str, Any], out: Any, lse: Any) -> None:
-    (q, k, v), lengths = _split(arrays)
+    (q, k, v), small = _split(arrays)
     scale = check.options.get("scale")
-    exact: Reference = reference.attention(q, k, v, **lengths, **check.options)
+    exact: Reference = reference.attention(q, k, v, **small, **check.options)
     factor = reference.default_scale(q.shape[-1]) if scale is None else scale
     comparisons = {
         "out": compare(out, exact.out, out_bound(exact, row.dtype, q, k, v, factor, row.kernel)),
         "lse": compare(lse, exact.lse, lse_bound(exact, row.dtype, q, k, factor)),
     }
     for name, comparison in comparisons.items():
-        row.ratio = max(row.ratio, comparison.ratio)
+        row.add(check, comparison.ratio)
         if math.isnan(comparison.max_error) or comparison.max_error > row.max_error:
             row.max_error = comparison.max_error
         if not comparison.ok:

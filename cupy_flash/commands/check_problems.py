@@ -2,128 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from cupy_flash.arrays import to_dtype
-
-Array = np.ndarray[Any, Any]
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Check:
-    """A problem without its data.
-
-    Attributes
-    ----------
-    name : str
-    q, k, v : tuple of int
-        Shapes.
-    options : dict
-        causal, offset and scale, as for `cupy_flash.attention`.
-    layout : str
-        How the arrays lie in memory: a key of `LAYOUTS`.
-    q_scale : float
-        Factor of the standard normal q; 1 gives small scores.
-    q_lengths, k_lengths : tuple of int, optional
-        One per batch entry; what lies beyond them is NaN.
-    """
-
-    name: str
-    q: Shape
-    k: Shape
-    v: Shape
-    options: dict[str, Any] = field(default_factory=dict)
-    layout: str = "plain"
-    q_scale: float = 1.0
-    q_lengths: Shape | None = None
-    k_lengths: Shape | None = None
-
-    def __str__(self) -> str:
-        """Say the problem in one line."""
-        words = [f"q {self.q} k {self.k} v {self.v}"]
-        words += [f"{name}={value}" for name, value in self.options.items()]
-        for name, lengths in (("q_lengths", self.q_lengths), ("k_lengths", self.k_lengths)):
-            if lengths is not None:
-                words.append(f"{name}={lengths}")
-        if self.layout != "plain":
-            words.append(f"{self.layout} in memory")
-        return ", ".join(words)
-
-    def data(self, dtype: str, seed: int) -> dict[str, Array]:
-        """Draw q, k, v and the lengths; every dtype gets the same numbers, rounded to it."""
-        # The name and not the place in the list, so that a problem keeps its data.
-        rng = np.random.default_rng([seed, *self.name.encode()])
-        q, k, v = (rng.standard_normal(shape) for shape in (self.q, self.k, self.v))
-        arrays = {"q": q * self.q_scale, "k": k, "v": v}
-        for lengths, padded in ((self.q_lengths, ("q",)), (self.k_lengths, ("k", "v"))):
-            if lengths is not None:
-                for entry, length in enumerate(lengths):
-                    for x in padded:
-                        arrays[x][entry, ..., length:, :] = np.nan
-        rounded = {name: x.astype(to_dtype(dtype)) for name, x in arrays.items()}
-        if self.q_lengths is not None:
-            rounded["q_lengths"] = np.array(self.q_lengths, np.int32)
-        if self.k_lengths is not None:
-            rounded["k_lengths"] = np.array(self.k_lengths, np.int64)
-        return rounded
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How to lay an array out: a contiguous array to copy to the device, and the view of it."""
-
-    base: Callable[[Array], Array]
-    view: Callable[[Any], Any]
-
-
-def _same(x: Any) -> Any:
-    return x
-
-
-def _swap_heads(x: Any) -> Any:
-    return x.swapaxes(-2, -3)
-
-
-def _transpose(x: Any) -> Any:
-    return x.swapaxes(-1, -2)
-
-
-def _reverse_rows(x: Any) -> Any:
-    return x[..., ::-1, :]
-
-
-def _with_gaps(x: Array) -> Array:
-    wide = np.full((*x.shape[:-1], 2 * x.shape[-1]), np.nan, x.dtype)
-    wide[..., ::2] = x
-    return wide
-
-
-def _every_second_column(x: Any) -> Any:
-    return x[..., ::2]
-
-
-def _one_more_entry(x: Array) -> Array:
-    return np.concatenate([np.full_like(x[:1], np.nan), x])
-
-
-def _without_first(x: Any) -> Any:
-    return x[1:]
-
-
-LAYOUTS = {
-    "plain": Layout(_same, _same),
-    "(batch, row, head, column)": Layout(_swap_heads, _swap_heads),
-    "transposed": Layout(_transpose, _transpose),
-    "rows reversed": Layout(_reverse_rows, _reverse_rows),
-    "every second column": Layout(_with_gaps, _every_second_column),
-    # One entry of the first axis is skipped; an odd number of elements, so nothing is aligned.
-    "misaligned": Layout(_one_more_entry, _without_first),
-}
+from cupy_flash.commands.check_case import Check, Shape, Small
 
 
 def _self(name: str, shape: Shape, **more: Any) -> Check:
@@ -192,4 +73,61 @@ CHECKS = (
     _cross("scale-negative", 40, 70, options={"scale": -0.7}),
     _cross("sharp-scores", 66, 130, 32, q_scale=12.0),
     _cross("sharp-causal", 130, 130, 32, q_scale=12.0, options=CAUSAL),
+    _cross("window-both-sides", 130, 150, options={"window": (20, 7)}),
+    _cross("window-causal", 270, 600, options={"window": (64, None), "causal": True}),
+    _cross("window-left", 133, 40, options={"window": (30, None), "offset": 3}),
+    _cross("window-one-key", 70, 70, options={"window": (0, 0)}),
+    _cross("window-sees-nothing", 70, 70, options={"window": (9, 9), "offset": 10**12}),
+    _self(
+        "window-lengths",
+        (3, 2, 200, 24),
+        options={"window": (40, 3)},
+        q_lengths=(200, 60, 3),
+        k_lengths=(150, 200, 0),
+    ),
+    _cross("mask-pairs", 66, 140, mask=Small((2, 66, 140), "bool")),
+    _self("mask-keys", (2, 3, 140, 24), mask=Small((2, 1, 1, 140), "bool")),
+    _cross("mask-rows", 66, 140, mask=Small((66, 1), "bool")),
+    _cross("mask-nothing-visible", 66, 140, mask=Small((2, 1, 140), "bool", 0.0)),
+    _cross("mask-few-visible", 66, 700, mask=Small((66, 700), "bool", 0.01)),
+    Check(
+        "mask-of-heads-causal",
+        *((2, 4, 66, 24), (2, 2, 140, 24), (2, 2, 140, 24)),
+        CAUSAL,
+        mask=Small((4, 1, 140), "bool"),
+    ),
+    _cross("bias-pairs", 66, 140, bias=Small((1, 2, 66, 140))),
+    _cross("bias-keys-int8", 66, 140, bias=Small((140,), "int8")),
+    _cross("bias-rows-float64", 66, 140, bias=Small((2, 66, 1), "float64")),
+    _cross("softcap", 66, 140, q_scale=12.0, options={"softcap": 20.0}),
+    _cross("softcap-tiny", 66, 140, options={"softcap": 1e-3}),
+    _cross("softcap-huge", 66, 140, options={"softcap": 1e6}),
+    _cross("alibi", 66, 140, alibi_slopes=Small((2,))),
+    _self(
+        "alibi-lengths",
+        (2, 2, 70, 24),
+        alibi_slopes=Small((2, 1), "float32"),
+        q_lengths=(70, 20),
+        k_lengths=(33, 70),
+    ),
+    _cross("sinks", 66, 140, sinks=Small((2,))),
+    _cross(
+        "sinks-and-empty-rows",
+        133,
+        40,
+        options=CAUSAL,
+        sinks=Small((1, 2), "float64"),
+    ),
+    Check(
+        "all-options",
+        *((2, 4, 140, 24), (2, 2, 150, 24), (2, 2, 150, 24)),
+        {"window": (70, 0), "causal": True, "softcap": 15.0},
+        q_scale=6.0,
+        q_lengths=(140, 90),
+        k_lengths=(101, 150),
+        mask=Small((2, 1, 140, 150), "bool", 0.8),
+        bias=Small((4, 1, 150)),
+        alibi_slopes=Small((4,)),
+        sinks=Small((4,)),
+    ),
 )

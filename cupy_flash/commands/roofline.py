@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cupy_flash.commands.table import aligned
+from cupy_flash.commands.texts import window
 from cupy_flash.gpus import UNITS, Gpu, Unit
 from cupy_flash.roofline import (
     GPUS,
@@ -53,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-heads", type=int, help="key heads, a divisor of --heads (default: --heads)")
     add("--causal", action="store_true", help="row i sees key j if j <= i + offset")
     add("--offset", type=int, help="the key at which row 0 stands (default: n - m)")
+    add(
+        "--window",
+        type=window,
+        metavar="LEFT,RIGHT",
+        help="row i sees keys i + offset - LEFT to i + offset + RIGHT; 'none' for no bound",
+    )
     add("--block-m", type=int, default=128, help="rows of a row block (default: %(default)s)")
     add(
         "--block-n",
@@ -117,6 +124,7 @@ def _costs(args: argparse.Namespace) -> dict[str, Cost]:
         "kv_heads": args.kv_heads,
         "causal": args.causal,
         "offset": args.offset,
+        "window": args.window,
     }
     flash = problem | {"block_m": args.block_m, "block_n": args.block_n, "return_lse": args.lse}
     # First, because it checks every argument under its own name.
@@ -149,6 +157,7 @@ def _as_json(args: argparse.Namespace, gpu: Gpu, unit: Unit, rows: list[_Row]) -
         "kv_heads",
         "causal",
         "offset",
+        "window",
         "block_m",
         "block_n",
         "lse",
@@ -177,9 +186,13 @@ def _as_text(args: argparse.Namespace, gpu: Gpu, unit: Unit, rows: list[_Row]) -
         f"m = {args.m}, n = {args.n}, d = {args.d}, p = {args.p}, {args.dtype}, "
         f"batch {args.batch}, heads {args.heads}/{args.kv_heads}"
     ]
-    if args.causal:
+    bounds = ["causal"] * args.causal
+    if args.window is not None:
+        bounds.append(f"window ({', '.join(str(bound).lower() for bound in args.window)})")
+    if bounds:
         problem.append(
-            f"causal with offset {args.offset}; the product and the two softmaxes count every pair"
+            f"{', '.join(bounds)} with offset {args.offset}; the product and the two softmaxes "
+            "count every pair"
         )
     header = (
         ("", "products", "softmax", "rescaling", "bytes", "intensity", "limit", "time"),

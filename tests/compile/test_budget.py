@@ -10,9 +10,10 @@ import pytest
 
 from cover import cover
 from cupy_flash.device import assumed, nvrtc_version
-from cupy_flash.select import SHARED_MEMORY, SIMT_TILES, SM80_TILES, Variant
+from cupy_flash.select import SHARED_MEMORY, SIMT_TILES, SM80_TILES
 from cupy_flash.softmaxes.select import PART_TILE, ROW_TILES, STAGES, SoftmaxVariant
 from cupy_flash.source import AnyVariant
+from cupy_flash.variant import Variant
 from nvrtc import PINS, compilers, versions
 from renew_budget import BUDGET, budget, differences, text
 from variants import FAMILIES, SOFTMAX_FAMILIES, compile_report, name, rows, variants

@@ -12,10 +12,11 @@ from cupy_flash.compile import OPTIONS
 from cupy_flash.device import assumed
 from cupy_flash.options import check_options
 from cupy_flash.problem import make_problem
-from cupy_flash.select import HEAD_DIM_BUCKETS, Variant, choose
+from cupy_flash.select import HEAD_DIM_BUCKETS, choose
 from cupy_flash.softmaxes.problem import make_softmax_problem
 from cupy_flash.softmaxes.select import ROW_TILES, STAGES, SoftmaxVariant, choose_softmax
 from cupy_flash.source import ELEMENT_TYPES, AnyVariant, source
+from cupy_flash.variant import Variant
 from nvrtc import Compiler
 
 FLAGS: Axes = {
@@ -143,7 +144,7 @@ def name(variant: AnyVariant) -> str:
     flags = [
         flag
         for flag, present in (
-            ("causal", variant.causal),
+            ("causal", variant.right),
             ("offset-from-lengths", variant.offset_from_lengths),
             (f"unit:{variant.unit}", variant.unit),
         )

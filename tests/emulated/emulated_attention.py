@@ -15,12 +15,12 @@ from cupy_flash.device import assumed
 from cupy_flash.options import check_options
 from cupy_flash.params import PARAMS_DTYPE, launches
 from cupy_flash.problem import Problem, allocate, make_problem
-from cupy_flash.select import Variant, choose
+from cupy_flash.select import choose
 from cupy_flash.source import source
+from cupy_flash.variant import Variant
 from emulation import EmulatedKernel, Region, build
 from layouts import Strided, strided
-from strategies import DTYPES, Arrays
-from tolerance import result_dtype
+from problems import DTYPES, Arrays, result_dtype
 
 SENTINEL = 7.0
 
@@ -59,13 +59,9 @@ def attention(
     case = arrays.case
     infos = {name: as_cupy(describe(name, x.numpy())) for name, x in arrays.inputs().items()}
     options = arrays.options()
-    lengths = {name: options.pop(name) for name in ("q_lengths", "k_lengths") if name in options}
-    checked = check_options(
-        **options,
-        **{name: as_cupy(describe(name, x)) for name, x in lengths.items()},
-        return_lse=True,
-        kernel=kernel,
-    )
+    small = {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+    options |= {name: as_cupy(describe(name, x)) for name, x in small.items()}
+    checked = check_options(**options, return_lse=True, kernel=kernel)
     plan = make_problem(*infos.values(), checked)
     result = DTYPES[result_dtype(case)]
     targets: dict[str, Strided] = {
@@ -85,12 +81,13 @@ def attention(
     if tile is not None:
         variant = dataclasses.replace(variant, tile=tile)
     function = emulated(variant, folder, strict)
-    hosts = {name: x.numpy() for name, x in arrays.inputs().items()} | lengths
+    hosts = {name: x.numpy() for name, x in arrays.inputs().items()} | small
     hosts |= {"o": out, "lse": lse}
     regions = [
         Region.of(name, x, writable=name in ("o", "lse")) for name, x in hosts.items() if x.size
     ]
-    before = {name: x.buffer.copy() for name, x in arrays.inputs().items()}
+    watched = arrays.inputs() | arrays.small()
+    before = {name: x.buffer.copy() for name, x in watched.items()}
     pointers = {name: describe(name, x).pointer for name, x in hosts.items()}
     for launch in launches(problem, variant, pointers):
         function.launch(
@@ -104,7 +101,7 @@ def attention(
             landing=schedule % 2,
             flush_subnormals=variant.accumulate == "float32",
         )
-    for name, x in arrays.inputs().items():
+    for name, x in watched.items():
         unsigned = f"u{x.buffer.itemsize}"
         assert (x.buffer.view(unsigned) == before[name].view(unsigned)).all(), f"{name} changed"
     for name, target in targets.items():

@@ -12,7 +12,7 @@ import pytest
 from emulated_attention import attention
 from emulation import run_isolated
 from mutants import MUTANTS
-from strategies import Arrays, Case
+from problems import Arrays, Case
 from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]

@@ -11,7 +11,7 @@ import pytest
 
 import emulated_attention
 from probes import KERNEL_PROBES, Attend, check_visible_keys
-from strategies import KERNELS_AND_DTYPES, ONE_DTYPE, Arrays, Case
+from problems import KERNELS_AND_DTYPES, ONE_DTYPE, Arrays, Case
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 

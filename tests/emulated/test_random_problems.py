@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupy_flash.params import OPERANDS, launches
+from drawn import Coverage
 from emulated_attention import attention, some_schedule
 from layouts import Strided, strided
 from probe_tools import assert_same_bits
-from strategies import DTYPES, FOUND, Arrays, Case, Coverage, cases, own_draws
+from problems import DTYPES, Arrays, Case
+from strategies import FOUND, cases, few_kinds, kinds, own_draws
 from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
@@ -28,40 +30,37 @@ KERNELS = ("naive", "simt")
 class Family:
     """Problems whose kernels take a bounded number of builds: half a second each.
 
-    `examples` problems for each of `dtypes`.
+    `examples` problems for each of `dtypes`; every two options meet in at least `pairs` of them.
     """
 
     dtypes: tuple[str, str, str, str]
     dims: Sequence[int]
-    lengths: Sequence[str | None]
-    length_dtype: str = "int32"
+    options: Sequence[dict[str, Any]] = few_kinds()
     mixed: bool = False
     rows: int = 80
     examples: int = 40
+    pairs: int = 0
     kernels: Sequence[str] = KERNELS
 
     def cases(self, dtype: str) -> st.SearchStrategy[Case]:
-        return cases(
-            dtype,
-            rows=self.rows,
-            dims=self.dims,
-            lengths=self.lengths,
-            length_dtypes=(self.length_dtype,),
-            mixed=self.mixed,
-        )
+        return cases(dtype, rows=self.rows, dims=self.dims, options=self.options, mixed=self.mixed)
 
 
+NO_LENGTHS = few_kinds(lengths=(None,))
 FAMILIES = {
-    "every dtype": Family((*DTYPES,), (32,), (None, None, "both"), mixed=True),
-    "wide": Family((*("float32",) * 3, "float64"), (64, 128, 256), (None,), examples=24),
+    "every dtype": Family(tuple(DTYPES), (32,), mixed=True, examples=60, pairs=1),
+    "wide": Family((*("float32",) * 3, "float64"), (64, 128, 256), NO_LENGTHS, examples=24),
     "tensor cores": Family(
         ("float16", "bfloat16") * 2,
         (32, 64, 128),
-        (None, None, "both"),
         rows=150,
+        examples=60,
+        pairs=1,
         kernels=("sm80",),
     ),
-    "every length": Family(("float32",) * 4, (32,), ("q", "k", "both"), "int64", rows=140),
+    "every dtype of options": Family(
+        ("float32",) * 4, (32,), kinds(length_dtype=("int64",)), rows=140, kernels=KERNELS
+    ),
 }
 
 
@@ -92,7 +91,12 @@ def test_random_problems_are_within_their_bounds(
         draw(number, dtype)
     ratios = ", ".join(f"{dtype} {ratio:.3f}" for dtype, ratio in worst.items())
     record_property("drawn", coverage.report(f"worst error / bound: {ratios}"))
-    coverage.check(4 * family.examples * 9 // 10, lengths=tuple(set(map(str, family.lengths))))
+    coverage.check(
+        4 * family.examples * 9 // 10,
+        pairs=family.pairs,
+        lengths=tuple({str(kind["lengths"]) for kind in family.options}),
+        dtype=tuple(dict.fromkeys(family.dtypes)),
+    )
 
 
 SMALL_GRID = Case((2,), 3, 1, 70, 40, 9, 11, ("float32",) * 3)

@@ -17,6 +17,7 @@ from cupy_flash.softmaxes.select import PART_TILE, SoftmaxChoice, choose_softmax
 from emulated_attention import some_schedule
 from emulated_softmax import as_cupy, run, softmax
 from layouts import OUT_LAYOUTS, strided
+from problems import DTYPES
 from softmaxes import (
     CAPACITIES,
     METHODS,
@@ -26,7 +27,7 @@ from softmaxes import (
     drawn,
     softmax_cases,
 )
-from strategies import DTYPES, own_draws
+from strategies import own_draws
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 

@@ -11,7 +11,7 @@ import pytest
 
 from emulated_attention import attention
 from probe_tools import assert_same_bits
-from strategies import Case
+from problems import Case
 from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]

@@ -8,8 +8,7 @@ import numpy as np
 
 import cupy_flash
 from layouts import Strided, strided
-from strategies import DTYPES, Arrays
-from tolerance import result_dtype
+from problems import DTYPES, Arrays, result_dtype
 
 SENTINEL = 7.0
 
@@ -17,10 +16,12 @@ SENTINEL = 7.0
 def options_on_gpu(arrays: Arrays) -> dict[str, Any]:
     import cupy
 
-    return {
+    options = {
         name: cupy.asarray(value) if isinstance(value, np.ndarray) else value
         for name, value in arrays.options().items()
+        if name not in arrays.small()
     }
+    return options | {name: x.cupy() for name, x in arrays.small().items()}
 
 
 def family(arrays: Arrays, kernel: str | None) -> str:
@@ -39,19 +40,14 @@ def attention(
     out: Any = None
     targets: dict[str, Strided] = {}
     if case.out_layout is not None:
-        lead = (
-            np.broadcast_shapes(*(x.shape[:-2] for x in arrays.inputs().values()))
-            if (case.heads is None)
-            else (*case.batch, max(case.heads, case.kv_heads or 0))
-        )
-        shape = (*lead, case.m, case.p)
+        shape = (*case.leading(), case.m, case.p)
         name = result_dtype(case)
         accumulate = "float64" if name == "float64" else "float32"
         targets["out"] = strided(shape, DTYPES[name], case.out_layout, SENTINEL)
         targets["lse"] = strided(shape[:-1], np.dtype(accumulate), "contiguous", SENTINEL)
         out = tuple(target.cupy() for target in targets.values())
     got, lse = cupy_flash.attention(*inputs, **options, return_lse=True, out=out, kernel=kernel)
-    for name, x in arrays.inputs().items():
+    for name, x in (arrays.inputs() | arrays.small()).items():
         unsigned = f"u{x.buffer.itemsize}"
         assert (x.fetch().view(unsigned) == x.buffer.view(unsigned)).all(), f"{name} changed"
     for name, target in targets.items():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import DTYPES, ONE_DTYPE
+from problems import DTYPES, ONE_DTYPE
 
 cupy = pytest.importorskip("cupy")
 

@@ -28,8 +28,8 @@ import numpy as np
 import cupy_flash
 from cupy_flash import accuracy, reference
 from layouts import LAYOUTS, PITCHES, Strided, strided
+from problems import DTYPES, KERNEL_DTYPES, ONE_DTYPE
 from sanitizer_softmaxes import run_softmax, softmaxes
-from strategies import DTYPES, KERNEL_DTYPES, ONE_DTYPE
 
 Array = np.ndarray[Any, Any]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 import cupy_flash
 from layouts import LAYOUTS, PITCHES, strided
+from problems import DTYPES
 from softmaxes import METHODS, SoftmaxCase, check_softmax, drawn
-from strategies import DTYPES
 
 # A warp's rows, a block's, and rows that are split; they end inside a pack of 16 bytes and on one.
 LENGTHS = (1, 33, 1000, 5001, 20_000)

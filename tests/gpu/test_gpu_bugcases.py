@@ -9,7 +9,7 @@ import pytest
 
 import cupy_flash
 from bugcases import Path, cases
-from strategies import KERNELS
+from problems import KERNELS
 
 pytestmark = pytest.mark.gpu
 

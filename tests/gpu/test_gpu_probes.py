@@ -13,7 +13,7 @@ from numpy.lib.array_utils import byte_bounds
 import cupy_flash
 from probe_tools import edges
 from probes import KERNEL_PROBES, Attend, check_visible_keys
-from strategies import KERNEL_DTYPES, KERNELS_AND_DTYPES, ONE_DTYPE
+from problems import KERNEL_DTYPES, KERNELS_AND_DTYPES, ONE_DTYPE
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ import pytest
 import cupy_flash
 from cupy_flash import accuracy, reference
 from layouts import OUT_LAYOUTS, PITCHES, strided
-from strategies import DTYPES, KERNEL_DTYPES, KERNELS_AND_DTYPES
+from problems import DTYPES, KERNEL_DTYPES, KERNELS_AND_DTYPES
 
 cupy = pytest.importorskip("cupy")
 

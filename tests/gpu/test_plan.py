@@ -28,7 +28,8 @@ from gpu_runtime import (
     same_bits,
     spin,
 )
-from strategies import DTYPES, Case, cases, own_draws
+from problems import DTYPES, Case
+from strategies import cases, few_kinds, own_draws
 
 cupy = pytest.importorskip("cupy")
 
@@ -59,9 +60,7 @@ def test_a_warm_call_gives_the_bits_of_a_cold_one(dtype: str, planned: list[Any]
     @own_draws(dtype)
     @settings(max_examples=50)
     # Few kinds of options: each is a kernel to compile.
-    @given(
-        cases(dtype, dims=(64, 300), lengths=(None, "both"), length_dtypes=("int32",), mixed=False)
-    )
+    @given(cases(dtype, dims=(64, 300), options=few_kinds(lengths=(None, "both")), mixed=False))
     def one(case: Case) -> None:
         plan.forget()
         planned.clear()

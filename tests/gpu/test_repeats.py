@@ -10,7 +10,7 @@ import pytest
 import cupy_flash
 from gpu_attention import options_on_gpu
 from gpu_runtime import fill_with_nan
-from strategies import KERNELS_AND_DTYPES, Case
+from problems import KERNELS_AND_DTYPES, Case
 
 cupy = pytest.importorskip("cupy")
 

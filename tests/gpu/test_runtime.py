@@ -19,7 +19,7 @@ from gpu_runtime import (
     same_bits,
     spin,
 )
-from strategies import KERNELS_AND_DTYPES
+from problems import KERNELS_AND_DTYPES
 
 cupy = pytest.importorskip("cupy")
 

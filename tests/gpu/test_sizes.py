@@ -15,7 +15,7 @@ import cupy_flash
 from cupy_flash import accuracy, launch, plan, reference
 from gpu_attention import attention
 from gpu_runtime import every_kernel
-from strategies import DTYPES, KERNEL_DTYPES, KERNELS, Case
+from problems import DTYPES, KERNEL_DTYPES, KERNELS, Case
 from tolerance import check
 
 cupy = pytest.importorskip("cupy")

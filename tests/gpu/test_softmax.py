@@ -15,6 +15,7 @@ from cupy_flash import accuracy, reference, unfused
 from cupy_flash.unfused import cublas_problem
 from gpu_runtime import captured, fill_with_nan, same_bits, spin
 from layouts import OUT_LAYOUTS, strided
+from problems import DTYPES
 from softmaxes import (
     CAPACITIES,
     METHODS,
@@ -25,7 +26,7 @@ from softmaxes import (
     drawn,
     softmax_cases,
 )
-from strategies import DTYPES, own_draws
+from strategies import own_draws
 
 cupy = pytest.importorskip("cupy")
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupy_flash import accuracy, reference
-from strategies import DTYPES, Case
+from problems import DTYPES, Case
 from tolerance import check
 
 SIZES = {"m": 64, "n": 400, "d": 40, "p": 24}
@@ -126,11 +126,12 @@ def test_the_bounds_are_the_formulas(dtype):
     e = 2**-53 if dtype == "float64" else 2**-24
     A = exact.probabilities_abs_v
     n, d = SIZES["n"], SIZES["d"]
-    want = u * abs(exact.out) + exact.score_errors
+    want = u * abs(exact.out) + exact.out_errors
     want = want + 2 * e * (math.sqrt(n) + n / 64 + 8) * A
     got = accuracy.out_bound(exact, dtype, q, k, v, 0.5)
     np.testing.assert_allclose(got.astype(float), want.astype(float), rtol=1e-6)
-    want = e * ((4 + 3 * math.sqrt(d)) * exact.score_magnitude + 64 + math.sqrt(n))
+    S = (0.5 * np.abs(q.astype(float)) @ np.abs(k.astype(float)).T).max(axis=1)
+    want = e * ((4 + 3 * math.sqrt(d)) * S + np.abs(exact.lse) + 64 + math.sqrt(n))
     got = accuracy.lse_bound(exact, dtype, q, k, 0.5)
     np.testing.assert_allclose(got.astype(float), want.astype(float), rtol=1e-6)
 

@@ -310,6 +310,8 @@ def test_the_page_tells_of_every_script():
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     helpers = {
         "gpu_timing",
+        "picture_parts",
+        "pictures_memory",
         "readme_table",
         "speed_tables",
         "record_gpu_tests",

@@ -110,6 +110,30 @@ def test_explain_prints_the_explanation(capsys):
     assert capsys.readouterr().out == f"{expected}\n"
 
 
+def test_explain_takes_the_options_as_shapes(capsys):
+    text = (
+        "explain 2,8,10,64 2,2,12,64 --window 3,none --softcap 30 --mask 2,1,1,12 --bias 10,12"
+        " --bias-dtype int8 --alibi-slopes 8 --sinks 2,8 --q-lengths 2 --k-lengths 1 --arch 90"
+    )
+    assert main(shlex.split(text)) == 0
+    k = ((2, 2, 12, 64), "float32")
+    expected = explain(
+        ((2, 8, 10, 64), "float32"),
+        k,
+        k,
+        arch=90,
+        window=(3, None),
+        softcap=30.0,
+        mask=((2, 1, 1, 12), "bool"),
+        bias=((10, 12), "int8"),
+        alibi_slopes=((8,), "float32"),
+        sinks=((2, 8), "float32"),
+        q_lengths=((2,), "int32"),
+        k_lengths=((1,), "int32"),
+    )
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
 def test_explain_takes_missing_shapes_from_the_ones_before(capsys):
     printed = []
     for text in ("8,4,64", "8,4,64 8,4,64", "8,4,64 8,4,64 8,4,64"):
@@ -127,6 +151,13 @@ def test_explain_takes_missing_shapes_from_the_ones_before(capsys):
         ("8,64 --kernel fast", "kernel is 'fast'; allowed are"),
         ("8,600 --kernel simt --arch 90", "kernel='simt' can't compute this call"),
         ("8,64 --precision medium", "precision is 'medium'"),
+        ("8,64 --window 3", "window is (3,); it must be a pair"),
+        ("8,64 --window=-1,0", "window's left bound is -1"),
+        ("8,64 --window 1,two", "'1,two' is no window; say two ints"),
+        ("8,64 --softcap 0", "softcap is 0.0"),
+        ("8,64 --mask 9", "mask has shape (9,)"),
+        ("8,64 --sinks 2", "sinks has shape (2,)"),
+        ("8,64 --bias 8x8", "'8x8' is no shape"),
         ("8,64 --scale nan", "scale is nan"),
         ("8,64 --q-dtype float16 --k-dtype bfloat16", "no common dtype"),
         ("8,64 --dtype int8", "invalid choice: 'int8'"),

@@ -17,6 +17,16 @@ SENTINEL = 7.0
 SHAPES = {"q": (2, 3, 4, 5), "k": (2, 3, 6, 5), "v": (2, 3, 6, 7)}
 OUT, LSE = (2, 3, 4, 7), (2, 3, 4)
 NAMES = ("q", "k", "v")
+# Of arrays beside q, k and v.
+SMALL = {
+    "mask": ((4, 6), np.bool_),
+    "bias": ((3, 4, 6), np.float32),
+    "alibi_slopes": ((3,), np.float32),
+    "sinks": ((2, 3), np.float32),
+    "q_lengths": ((2,), np.int32),
+    "k_lengths": ((2,), np.int32),
+}
+RESULTS = {"out": (OUT, np.float32), "lse": (LSE, np.float32)}
 
 
 def good(dtype=np.float32, **shapes):
@@ -261,11 +271,10 @@ def test_gpu_arrays_without_cupy_say_what_to_install(monkeypatch, blocked):
     refuse(ImportError, words, **good() | {"v": OnGpu()})
 
 
-@pytest.mark.parametrize("name", [*NAMES, "out", "lse", "q_lengths", "k_lengths"])
+@pytest.mark.parametrize("name", [*NAMES, *SMALL, *RESULTS])
 def test_numpy_among_cupy_arrays(name, fake_cupy):
-    shapes = SHAPES | {"out": OUT, "lse": LSE, "q_lengths": (2,), "k_lengths": (2,)}
-    dtype = np.int32 if "lengths" in name else np.float32
-    host = np.full(shapes[name], SENTINEL, dtype)
+    shape, dtype = (SMALL | RESULTS).get(name) or (SHAPES[name], np.float32)
+    host = np.full(shape, SENTINEL, dtype)
     call = fake_cupy | {name: host}
     if name in ("out", "lse"):
         call["out"] = (call.pop("out", None), call.pop("lse", None))
@@ -274,11 +283,10 @@ def test_numpy_among_cupy_arrays(name, fake_cupy):
     refuse(TypeError, (*words, f"cupy.asarray({name})"), **call)
 
 
-@pytest.mark.parametrize("name", ["k", "v", "out", "lse", "q_lengths", "k_lengths"])
+@pytest.mark.parametrize("name", ["k", "v", *SMALL, *RESULTS])
 def test_arrays_on_two_devices(name, fake_cupy):
-    shapes = SHAPES | {"out": OUT, "lse": LSE, "q_lengths": (2,), "k_lengths": (2,)}
-    dtype = np.int32 if "lengths" in name else np.float32
-    call = fake_cupy | {name: FakeArray(shapes[name], dtype, device=1)}
+    shape, dtype = (SMALL | RESULTS).get(name) or (SHAPES[name], np.float32)
+    call = fake_cupy | {name: FakeArray(shape, dtype, device=1)}
     call["out"] = (call.pop("out", None), call.pop("lse", None))
     words = ("q is on device 0", f"{name} on device 1", "with cupy.cuda.Device(0)")
     refuse(ValueError, words, **call, return_lse=True)
@@ -292,6 +300,28 @@ def test_memory_at_odd_addresses(name, dtype):
     odd = np.frombuffer(bytes(count * size + 1), np.uint8, offset=1).view(dtype)
     words = (f"{name}'s elements", f"multiples of their {size} bytes", f"pass {name}.copy()")
     refuse(ValueError, words, **good(dtype) | {name: odd.reshape(SHAPES[name])})
+
+
+@pytest.mark.parametrize("name", [name for name, (_, dtype) in SMALL.items() if dtype != np.bool_])
+def test_small_arrays_at_odd_addresses(name):
+    shape, dtype = SMALL[name]
+    size = np.dtype(dtype).itemsize
+    odd = np.frombuffer(bytes(int(np.prod(shape)) * size + 1), np.uint8, offset=1).view(dtype)
+    words = (f"{name}'s elements", f"multiples of their {size} bytes", f"pass {name}.copy()")
+    refuse(ValueError, words, **good(), **{name: odd.reshape(shape)})
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("kind", "value"), NOT_ARRAYS.items())
+def test_small_arrays_that_are_none(name, kind, value):
+    if value is not None:
+        refuse(TypeError, (f"{name} is a", kind), **good(), **{name: value})
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_arrays_of_other_libraries(name, fake_cupy):
+    words = (f"{name} is a", "OnGpu", f"cupy.from_dlpack({name})")
+    refuse(TypeError, words, **fake_cupy | {name: OnGpu()})
 
 
 @pytest.mark.parametrize("axis", range(4))

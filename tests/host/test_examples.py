@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import cupy_flash
@@ -58,13 +57,13 @@ def run_page(page: str, names: dict[str, Any], numpy_for_cupy: bool = False) -> 
 
 
 EXAMPLES = [module for module in MODULES if docstring_examples(module)]
-# The page of semantics is a formula, not a session: it has a test of its own.
-SESSIONS = [page for page in PAGES if blocks(page) and page != "docs/semantics.md"]
+SESSIONS = [page for page in PAGES if blocks(page)]
 
 
 def test_there_are_examples():
     assert {"cupy_flash.api", "cupy_flash.explanation", "cupy_flash.activations"} <= {*EXAMPLES}
-    assert {"README.md", "docs/start.md", "docs/how-a-call-flows.md"} <= {*SESSIONS}
+    pages = ("README.md", "docs/start.md", "docs/how-a-call-flows.md", "docs/semantics.md")
+    assert {*pages} <= {*SESSIONS}
 
 
 @pytest.mark.parametrize("module", EXAMPLES)
@@ -94,18 +93,3 @@ def test_a_wrong_example_fails(fault, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises((AssertionError, ImportError)):
         run_page("page.md", {}, numpy_for_cupy=True)
-
-
-def test_the_formula_of_semantics_is_what_attention_computes():
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal(shape) for shape in ((5, 8), (7, 8), (7, 3)))
-    offset = -1
-    names = {name: getattr(np, name) for name in ("exp", "inf", "log")}
-    names |= {"q": q, "k": k, "v": v, "scale": 0.3}
-    # Row 0 sees no key, which the page tells in words.
-    names["visible"] = np.tri(5, 7, offset, dtype=bool)
-    with np.errstate(invalid="ignore"):
-        run_page("docs/semantics.md", names)
-    out, lse = cupy_flash.attention(q, k, v, scale=0.3, causal=True, offset=offset, return_lse=True)
-    np.testing.assert_allclose(out[1:], names["out"][1:], rtol=1e-12)
-    np.testing.assert_allclose(lse[1:], names["lse"][1:], rtol=1e-12)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupy_flash import attention, device, explain, explanation
-from strategies import DTYPES
+from problems import DTYPES
 
 PAIR = ((2, 8, 1024, 64), "float32")
 
@@ -29,7 +29,7 @@ def test_numpy_arrays_take_the_blocked_path():
     assert (told.kernel, told.variant, told.workspace) == ("blocked", None, 0)
     assert "blocked NumPy path" in str(told)
     assert "sums in float32, results rounded once to float16" in told.accuracy
-    assert told.problem.causal
+    assert told.problem.right == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,8 +80,9 @@ def test_the_text_is_readable():
         "attention: batch (2,), 8 heads on 2 key heads, m=1024 n=700 d=64 p=64, float32"
     )
     assert [line.split(":")[0] for line in lines] == [
-        *("attention", "kernel", "tile", "why", "why", "why", "workspace", "accuracy")
+        *("attention", "kernel", "tile", "options", "why", "why", "why", "workspace", "accuracy")
     ]
+    assert lines[3] == "options:   row i sees keys up to i - 324"
     assert f"{told.variant.shared_memory:,} bytes of shared memory" in lines[2]
     assert all(len(line) <= 110 for line in lines)
 
@@ -112,9 +113,12 @@ def test_a_forced_kernel_that_cannot():
     [
         ({"scale": "1"}, TypeError),
         ({"causal": 1}, TypeError),
-        ({"softcap": 30.0}, NotImplementedError),
+        ({"softcap": 0.0}, ValueError),
         ({"kernel": "cuda"}, ValueError),
         ({"k_lengths": [3]}, TypeError),
+        ({"window": (3, -1)}, ValueError),
+        ({"mask": np.ones((4, 3), bool)}, ValueError),
+        ({"sinks": np.ones(4, int)}, TypeError),
     ],
 )
 def test_errors_are_those_of_attention(options, error):
@@ -158,6 +162,45 @@ def test_pairs_that_are_none(name, bad):
     message = str(caught.value)
     assert f"{name} " in message
     assert "(shape, dtype)" in message or "allowed are float16" in message or "axes" in message
+
+
+def words_of(**options):
+    """Return what the line of options says, None if there is no such line."""
+    x = ((2, 4, 5, 8), "float32")
+    k = ((2, 4, 9, 8), "float32")
+    lines = str(explain(x, k, k, **options)).splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line[:8] == "options:"), None)
+
+
+def test_options_are_told_as_they_were_understood():
+    lengths = ((2,), "int32")
+    assert words_of() is None
+    assert words_of(offset=3, scale=2.0, window=(None, None), return_lse=True) is None
+    assert words_of(window=(3, 2)) == "row i sees keys from i + 1 to i + 6"
+    assert words_of(window=(4, None)) == "row i sees keys from i on"
+    assert words_of(window=(9, None), causal=True) == "row i sees keys from i - 5 to i + 4"
+    assert words_of(window=(None, 1), offset=0) == "row i sees keys up to i + 1"
+    assert words_of(causal=True, k_lengths=lengths) == (
+        "row i sees keys up to i + k_length - q_length; k_lengths in int32"
+    )
+    assert words_of(softcap=30) == "softcap 30"
+    assert words_of(mask=((5, 9), "bool"), bias=((9,), "int8")) == (
+        "mask; bias in int8, the same for all rows"
+    )
+    assert words_of(alibi_slopes=((4,), "float16"), sinks=((), "float64")) == (
+        "alibi_slopes in float16; sinks in float64"
+    )
+
+
+@pytest.mark.parametrize("name", ["mask", "bias", "alibi_slopes", "sinks", "k_lengths"])
+def test_pairs_stand_for_the_arrays_of_options(name):
+    dtype = {"mask": "bool", "k_lengths": "int32"}.get(name, "float32")
+    operand = getattr(explain(PAIR, PAIR, PAIR, **{name: ((), dtype)}).problem, name)
+    assert operand.dtype == dtype
+    with pytest.raises(TypeError, match=f"explain: {name} is .*; allowed are an array and a pair"):
+        explain(PAIR, PAIR, PAIR, **{name: ((-1,), dtype)})
+    with pytest.raises(ValueError, match=f"{name} has shape .*must broadcast"):
+        explain(PAIR, PAIR, PAIR, **{name: ((1023,), dtype)})
 
 
 @pytest.mark.parametrize("bad", [((2, 8), "int32"), ((2, 8), "complex64"), ((8,), "float32")])

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cupy_flash import attention
-from cupy_flash.arrays import planned
-from cupy_flash.options import KERNELS, LATER, Options, check_options
+from cupy_flash.arrays import FLOAT_NAMES, planned, to_dtype
+from cupy_flash.options import KERNELS, Options, check_options
 from cupy_flash.problem import make_problem
 
 NAN, INF = float("nan"), float("inf")
@@ -90,6 +90,10 @@ REFUSED = {
         ((3, -1), ValueError, "window's right bound is -1"),
         ((-1, -3), ValueError, "None for no bound"),
         ((-1, -1), ValueError, "Shift the band with offset="),
+        ((2**61 + 1, 0), ValueError, "window's left bound is 2305843009213693953"),
+        ((None, 10**30), ValueError, "at most 2**61, or None for no bound"),
+        ((None, INF), TypeError, "window's right bound is inf"),
+        ((DeviceScalar(), 0), TypeError, "left bound"),
     ],
     "mask": [
         (np.zeros((4, 6), dtype), TypeError, words)
@@ -102,11 +106,26 @@ REFUSED = {
             (ml_dtypes.bfloat16, "bfloat16"),
         )
     ]
-    + [([[True]], TypeError, "list"), (True, TypeError, "mask is a builtins.bool")],
+    + [([[True]], TypeError, "list"), (True, TypeError, "mask is a builtins.bool")]
+    + [
+        (np.ones(shape, bool), ValueError, words)
+        for shape, words in (
+            ((4, 5), "mask has shape (4, 5); it must broadcast to (2, 3, 4, 6)"),
+            ((6, 4), "out's leading axes, the rows and the keys"),
+            ((3, 6), "mask has shape (3, 6)"),
+            ((0,), "mask has shape (0,)"),
+            ((1, 2, 3, 4, 6), "mask has shape (1, 2, 3, 4, 6)"),
+            ((2, 6), "For one value per key of each batch entry say mask[..., None, None, :]"),
+            ((2, 4, 6), "For the same values in all heads say mask[..., None, :, :]"),
+            ((2, 1, 6), "in all heads say mask[..., None, :, :]"),
+        )
+    ],
     "softcap": [
         (0, ValueError, "must be > 0"),
         (0.0, ValueError, "None for no cap"),
         (-30.0, ValueError, "softcap is -30.0"),
+        (-0.0, ValueError, "must be > 0"),
+        (np.float32(-1), ValueError, "must be > 0"),
         (NAN, ValueError, "finite"),
         (INF, ValueError, "finite"),
         (True, TypeError, "bool"),
@@ -133,12 +152,37 @@ REFUSED = {
         for value in ("cuda", "SIMT", "", "sm_80", "flash", 80, True, b"simt")
     ],
 }
-for _name in ("bias", "alibi_slopes", "sinks"):
+REFUSED["bias"] = [
+    (np.zeros((4, 6), bool), TypeError, "For True = attend say mask="),
+    (np.zeros((4, 6), ">i2"), TypeError, "bias.astype(int16)"),
+    (np.zeros((4, 6), "m8[s]"), TypeError, "float64, int8, int16, int32, int64, uint8, uint16"),
+    (np.zeros((4, 7)), ValueError, "bias has shape (4, 7); it must broadcast to (2, 3, 4, 6)"),
+    (np.zeros((2, 6)), ValueError, "say bias[..., None, None, :]"),
+    (np.zeros((2, 4, 6), np.int8), ValueError, "say bias[..., None, :, :]"),
+]
+for _name in ("alibi_slopes", "sinks"):
     REFUSED[_name] = [
         (np.zeros(3, int), TypeError, f"{_name} has dtype int64"),
+        (np.zeros(3, bool), TypeError, f"{_name}.astype(numpy.float32)"),
+        (np.zeros(4), ValueError, f"{_name} has shape (4,); it must broadcast to out's leading"),
+        (np.zeros((2, 3, 1)), ValueError, "leading axes (2, 3)"),
+        (np.zeros((3, 2)), ValueError, f"{_name} has shape (3, 2)"),
+        (np.zeros(0), ValueError, f"{_name} has shape (0,)"),
+        (np.zeros(2), ValueError, f"For one number per batch entry say {_name}[..., None]"),
+    ]
+for _name in ("bias", "alibi_slopes", "sinks"):
+    REFUSED[_name] += [
         (np.zeros(3, bool), TypeError, "dtype bool"),
-        (np.zeros(3, complex), TypeError, "complex128"),
-        (np.zeros(3, object), TypeError, "object"),
+        (np.zeros(3, complex), TypeError, f"Scores are real: {_name}.real"),
+        (np.zeros(3, object), TypeError, f"{_name}.astype(numpy.float32)"),
+        (
+            np.zeros(3, ">f4"),
+            TypeError,
+            f"byte order is not the machine's: {_name}.astype(float32)",
+        ),
+        (np.zeros(3, np.longdouble), TypeError, f"No GPU has it: {_name}.astype(numpy.float64)"),
+        (np.zeros(3, ml_dtypes.float8_e4m3fn), TypeError, "float16, bfloat16, float32, float64"),
+        (np.float32(0.5), TypeError, f"{_name} is a numpy.float32"),
         ([0.5, 0.25], TypeError, f"{_name} is a builtins.list"),
         (0.5, TypeError, f"{_name} is a builtins.float"),
         (np.ma.zeros(3), TypeError, "masked array"),
@@ -191,16 +235,6 @@ def test_every_parameter_has_five_bad_values():
     assert set(counts) == set(check_options.__kwdefaults__)
 
 
-@pytest.mark.parametrize("name", LATER)
-def test_later_options_are_named(name):
-    values = {"mask": np.ones((4, 6), bool), "window": (2, 0), "softcap": 30.0}
-    x = np.ones((4, 5))
-    for value in (values.get(name, np.ones(1)), {"window": (None, None)}.get(name)):
-        if value is not None:
-            with pytest.raises(NotImplementedError, match=f"{name}= is not implemented"):
-                attention(x, x, x, **{name: value})
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_are_for_cupy_arrays(kernel):
     x = np.ones((4, 5))
@@ -222,9 +256,7 @@ def test_unknown_and_positional_options():
 
 def test_defaults():
     assert check_options() == Options()
-    assert Options() == Options(
-        scale=None, causal=False, offset=None, precision=None, return_lse=False, kernel=None
-    )
+    assert {getattr(Options(), name) for name in Options.__dataclass_fields__} == {None, False}
 
 
 def test_options_are_frozen_and_hashable():
@@ -254,10 +286,61 @@ def test_offset_becomes_an_int(offset):
     assert got == offset
 
 
+@pytest.mark.parametrize(
+    ("causal", "window", "bounds"),
+    [
+        (False, None, (None, None)),
+        (False, (None, None), (None, None)),
+        (False, (3, 2), (3, 2)),
+        (False, (0, None), (0, None)),
+        (False, (None, 0), (None, 0)),
+        (False, (np.int8(3), np.uint64(2)), (3, 2)),
+        (False, (2**61, 2**61), (2**61, 2**61)),
+        (True, None, (None, 0)),
+        (True, (3, 2), (3, 0)),
+        (True, (3, None), (3, 0)),
+        (True, (None, 5), (None, 0)),
+        (True, (0, 0), (0, 0)),
+    ],
+)
+def test_a_causal_call_has_a_right_bound_of_0(causal, window, bounds):
+    options = check_options(causal=causal, window=window)
+    assert (options.left, options.right) == bounds
+    assert all(type(bound) in (int, type(None)) for bound in (options.left, options.right))
+
+
+@pytest.mark.parametrize(
+    "softcap", [30, 30.0, np.float16(30), fractions.Fraction(30), 1e-300, 1e300]
+)
+def test_softcap_becomes_a_float(softcap):
+    got = check_options(softcap=softcap).softcap
+    assert type(got) is float
+    assert got == float(softcap)
+
+
+SMALL_DTYPES = {
+    "mask": ("bool",),
+    "bias": (*FLOAT_NAMES, *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))),
+    "alibi_slopes": FLOAT_NAMES,
+    "sinks": FLOAT_NAMES,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, dtype) for name, dtypes in SMALL_DTYPES.items() for dtype in dtypes]
+)
+def test_small_arrays_take_no_part_in_the_promotion(name, dtype):
+    x = planned((2, 3, 4, 5), np.dtype(np.float16))
+    info = planned((), to_dtype(dtype))
+    problem = make_problem(x, x, x, check_options(**{name: info}))
+    assert (problem.dtype, problem.accumulate) == ("float16", "float32")
+    assert getattr(problem, name).dtype == dtype
+
+
 @pytest.mark.parametrize("value", [True, False, np.True_, np.False_])
 def test_booleans_become_bool(value):
     options = check_options(causal=value, return_lse=value)
-    assert options.causal is bool(value)
+    assert options.right == (0 if value else None)
     assert options.return_lse is bool(value)
 
 

@@ -26,6 +26,7 @@ from cupy_flash.params import (
     merge_axes,
     probability_scale,
     split_scale,
+    split_softcap,
 )
 from cupy_flash.problem import make_problem
 from cupy_flash.select import choose
@@ -147,7 +148,12 @@ def visited(launch, name, itemsize):
 def test_launches_visit_every_batch_entry_once(batch, steps, dtype):
     shape = (*batch, 2, 3, 4)
     strides = [(*step[: len(batch)], 1 << 20, 1 << 10, 1) for step in steps]
-    problem = problem_of([shape] * 3, strides, dtype, return_lse=True)
+    small = {
+        "mask": planned((*batch, 1, 3, 3), np.dtype(bool)),
+        "bias": planned((batch[-1], 2, 3, 3), np.dtype(np.int16)),
+        "sinks": planned((*batch, 2), np.dtype(np.float32)),
+    }
+    problem = problem_of([shape] * 3, strides, dtype, return_lse=True, **small)
     made, _, pointers = launched(problem)
     for name in pointers:
         operand = getattr(problem, name)
@@ -195,8 +201,51 @@ def test_sizes_and_tiles(m, heads):
 
 def test_absent_operands_are_null():
     (launch,), _, _ = launched(problem_of([(4, 5)] * 3))
-    for name in ("lse", "q_lengths", "k_lengths"):
+    assert OPERANDS[:4] == ("q", "k", "v", "o")
+    for name in OPERANDS[4:]:
         assert launch.params[name].tobytes() == bytes(64)
+    for name in ("left", "right", "softcap", "scale_softcap"):
+        assert launch.params[name] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds"),
+    [
+        ({"window": (3, 2)}, (3, 2)),
+        ({"window": (None, 2)}, (0, 2)),
+        ({"window": (3, None)}, (3, 0)),
+        ({"window": (3, 2), "causal": True}, (3, 0)),
+        ({"window": (2**61, 2**61), "offset": -(2**62)}, (2**61, 2**61)),
+    ],
+)
+def test_the_bounds_of_a_window(options, bounds):
+    (launch,), _, _ = launched(problem_of([(4, 5)] * 3, **options))
+    assert (launch.params["left"], launch.params["right"]) == bounds
+    assert launch.params["offset"] == options.get("offset", 0)
+
+
+SMALL = {
+    "mask": planned((1, 2, 1, 77), np.dtype(bool)),
+    "bias": planned((3, 1, 9, 77), np.dtype(np.int8)),
+    "alibi_slopes": planned((2,), np.dtype(np.float16)),
+    "sinks": planned((3, 1), np.dtype(np.float64)),
+}
+
+
+def test_small_arrays_have_their_strides_and_addresses():
+    shapes = (3, 2, 9, 40), (3, 1, 77, 40), (3, 1, 77, 24)
+    (launch,), _, pointers = launched(problem_of(shapes, **SMALL))
+    want = {
+        "mask": (0, 77, 0, 1),
+        "bias": (9 * 77, 0, 77, 1),
+        "alibi_slopes": (0, 1, 0, 0),
+        "sinks": (1, 0, 0, 0),
+    }
+    for name, (batch, *others) in want.items():
+        entry = launch.params[name]
+        assert entry["data"] == pointers[name]
+        assert entry["batch"].tolist() == [batch, 0, 0, 0]
+        assert [entry["head"], entry["row"], entry["column"]] == others
 
 
 def test_the_grid_stays_within_cudas_limit():
@@ -245,6 +294,41 @@ def test_the_scale_is_split_exactly_and_within_range(scale, accumulate):
         assert 1 <= abs(rest) < 2
     if 1 <= abs(scale) <= FLOAT32_MAX:
         assert power == 1
+
+
+positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+
+
+@given(positive, scales, st.sampled_from(("float32", "float64")))
+def test_the_softcap_and_its_factor_stay_within_range(softcap, scale, accumulate):
+    _, scale_s = split_scale(scale, accumulate)
+    cap, factor = split_softcap(softcap, scale_s, accumulate)
+    largest = float(np.finfo(accumulate).max)
+    assert 0 < cap <= largest
+    assert abs(factor) <= largest
+    assert math.copysign(1, factor) == math.copysign(1, scale_s)
+    if 2.0**-100 <= softcap <= 2.0**100:
+        assert cap == softcap
+        if 2.0**-20 <= abs(scale_s) <= 2.0**20:
+            assert math.isclose(cap * factor, scale_s, rel_tol=1e-15)
+
+
+@pytest.mark.parametrize("softcap", [2.0**101, 1e38, 1e300])
+@pytest.mark.parametrize("accumulate", ["float32", "float64"])
+def test_a_cap_far_above_the_scores_changes_none(softcap, accumulate):
+    number = np.dtype(accumulate).type
+    cap, factor = split_softcap(softcap, 1.0, accumulate)
+    scores = np.array([0, 1e-3, 1, -30, 1e4], accumulate)
+    capped = number(cap) * np.tanh(scores * number(factor))
+    np.testing.assert_allclose(capped, scores, rtol=4 * np.finfo(accumulate).eps)
+
+
+def test_without_a_softcap_its_fields_are_zero():
+    assert split_softcap(None, 0.125, "float32") == (0.0, 0.0)
+    (launch,), _, _ = launched(problem_of([(4, 16)] * 3, softcap=50.0))
+    params = launch.params
+    assert params["softcap"] == 50
+    assert params["scale_softcap"] == params["scale_s"] / 50
 
 
 @given(st.one_of(st.integers(0, 300), st.integers(0, 1 << 40)))

@@ -43,7 +43,8 @@ def test_a_picture_says_where_and_what(picture):
     for word in ("NVIDIA H200", "cupy_flash 0.", "CuPy 14.", "NVRTC 13.", "2026-"):
         assert word in title, title
     axes = figure.axes
-    assert any("TFLOP/s" in axis.get_ylabel() or "speed" in axis.get_ylabel() for axis in axes)
+    units = ("TFLOP/s", "speed", "MB")
+    assert any(unit in axis.get_ylabel() for axis in axes for unit in units)
     assert any(axis.get_xlabel() for axis in axes)
 
 
@@ -54,6 +55,14 @@ def test_the_bars_have_the_measured_heights():
     drawn = {round(bar.get_height(), 6) for axis in figure.axes for bar in axis.patches}
     measured = {round(rate, 6) for p in results["points"] for rate in p["tflops"].values()}
     assert drawn == measured
+
+
+def test_no_point_of_the_picture_of_all_peers_lies_outside():
+    pytest.importorskip("matplotlib")
+    for axis in make_pictures.beside_peers(make_pictures.load("compare_peers")).axes:
+        bottom, top = axis.get_ylim()
+        assert bottom == 0
+        assert all(max(line.get_ydata()) < top for line in axis.lines)
 
 
 def test_the_picture_of_all_peers_leaves_out_what_could_not_run():

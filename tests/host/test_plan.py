@@ -18,7 +18,7 @@ from cupy_flash.arrays import describe, to_dtype
 from cupy_flash.device import assumed
 from cupy_flash.options import check_options
 from cupy_flash.params import launches
-from cupy_flash.problem import make_problem
+from cupy_flash.problem import SMALL_ARRAYS, make_problem
 from cupy_flash.select import choose
 from fake_cupy import (
     SHAPE,
@@ -33,7 +33,8 @@ from fake_cupy import (
     qkv,
 )
 from layouts import strided
-from strategies import DTYPES, cases
+from problems import DTYPES
+from strategies import cases
 
 
 @pytest.fixture
@@ -67,13 +68,12 @@ def arguments_of(case, with_lse):
 
 def expected(inputs, options, out, lse):
     """Return the structs of a call without plans, for its results `out` and `lse`."""
-    names = ("scale", "causal", "offset", "return_lse", "q_lengths", "k_lengths")
-    checked = check_options(**{name: options[name] for name in names if name in options})
+    checked = check_options(**{name: x for name, x in options.items() if name != "out"})
     given_out, given_lse = (None if x is None else describe("out", x) for x in options["out"])
     infos = [describe("x", x) for x in inputs]
     problem = make_problem(*infos, checked, given_out, given_lse)
     arrays = dict(zip("qkv", inputs, strict=True)) | {"o": out}
-    arrays |= {name: options[name] for name in ("q_lengths", "k_lengths") if name in options}
+    arrays |= {name: options[name] for name in SMALL_ARRAYS if options.get(name) is not None}
     if lse is not None:
         arrays["lse"] = lse
     pointers = {name: x.data.ptr for name, x in arrays.items()}

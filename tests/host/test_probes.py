@@ -10,7 +10,7 @@ import pytest
 
 import cupy_flash
 from probes import PROBES, check_visible_keys
-from strategies import DTYPES
+from problems import DTYPES
 
 attend = partial(cupy_flash.attention, return_lse=True)
 

@@ -1,9 +1,10 @@
-"""From arrays to a Problem: broadcasting, grouped heads, strides, memory order, overlap."""
+"""From arrays to a Problem: broadcasting, grouped heads, strides, memory order."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,12 +13,11 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 from cupy_flash import attention
-from cupy_flash.arrays import describe, overlaps_itself, planned, share_an_element
+from cupy_flash.arrays import describe, planned
 from cupy_flash.options import check_options
 from cupy_flash.problem import Problem, make_problem
 
 F32 = np.dtype(np.float32)
-LENGTHS = ("q_lengths", "k_lengths")
 
 
 def problem_of(q, k, v, out=None, **options):
@@ -201,6 +201,8 @@ def test_lengths_broadcast_to_the_batch_axes(shape, batch):
     [
         ({}, 3),
         ({"causal": True}, 3),
+        ({"window": (1, 1)}, 3),
+        ({"alibi_slopes": np.array(1.0)}, 3),
         ({"offset": 0}, 0),
         ({"offset": -2}, -2),
         ({"k_lengths": np.array([2, 7])}, None),
@@ -226,93 +228,74 @@ def test_offset_follows_each_entrys_lengths(q_length, k_length):
     assert (out[1, :, q_length:] == 0).all()
 
 
-def addresses(x):
-    grid = np.meshgrid(*(np.arange(n) * s for n, s in zip(x.shape, x.strides, strict=True)))
-    starts = sum(grid, np.zeros((), int)).ravel() + x.pointer
-    return starts
-
-
-views = st.tuples(
-    st.integers(0, 6),
-    st.lists(st.tuples(st.integers(1, 3), st.integers(-5, 5)), min_size=1, max_size=3),
+@pytest.mark.parametrize("name", ["mask", "bias"])
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((), (0, 0, 0, 0)),
+        ((7,), (0, 0, 0, 1)),
+        ((4, 1), (0, 0, 1, 0)),
+        ((4, 7), (0, 0, 7, 1)),
+        ((1, 7), (0, 0, 0, 1)),
+        ((3, 1, 1), (0, 1, 0, 0)),
+        ((2, 1, 1, 7), (7, 0, 0, 1)),
+        ((2, 3, 4, 7), (84, 28, 7, 1)),
+    ],
 )
+def test_mask_and_bias_broadcast_over_heads_rows_and_keys(name, shape, strides):
+    x = np.zeros(shape, bool if name == "mask" else np.float32)
+    q, k = np.ones((2, 3, 4, 5), np.float32), np.ones((2, 1, 7, 5), np.float32)
+    operand = getattr(problem_of(q, k, k, **{name: x}), name)
+    assert (*operand.batch, operand.head, operand.row, operand.column) == strides
 
 
-@given(views, views)
-def test_sharing_is_exact(first, second):
-    buffer = np.zeros(128, np.float32)
-
-    def view(start, axes):
-        shape, steps = zip(*axes, strict=True)
-        strides = [4 * step for step in steps]
-        return describe("x", np.ndarray(shape, F32, buffer, 4 * (start + 40), strides))
-
-    a, b = view(*first), view(*second)
-    assert share_an_element(a, b) == bool(set(addresses(a)) & set(addresses(b)))
-    assert overlaps_itself(a) or len(set(addresses(a))) == math.prod(a.shape)
+@pytest.mark.parametrize("name", ["alibi_slopes", "sinks"])
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((), (0, 0)), ((3,), (0, 1)), ((2, 1), (1, 0)), ((2, 3), (3, 1))]
+)
+def test_slopes_and_sinks_broadcast_over_outs_leading_axes(name, shape, strides):
+    q, k = np.ones((2, 3, 4, 5), np.float32), np.ones((2, 1, 7, 5), np.float32)
+    operand = getattr(problem_of(q, k, k, **{name: np.zeros(shape)}), name)
+    assert (*operand.batch, operand.head) == strides
+    assert (operand.row, operand.column) == (0, 0)
 
 
-@given(st.permutations(range(3)), st.lists(st.integers(-3, 3).filter(bool), min_size=3, max_size=3))
-def test_slices_and_transposes_do_not_overlap_themselves(order, steps):
-    view = np.zeros((4, 5, 6))[tuple(slice(None, None, step) for step in steps)].transpose(order)
-    assert not overlaps_itself(describe("out", view))
+def test_without_a_head_axis_the_batch_axes_lead():
+    q = np.ones((2, 4, 5), np.float32)
+    problem = problem_of(q, q, q, mask=np.ones((2, 1, 4), bool), sinks=np.zeros(2))
+    assert (problem.mask.batch, problem.mask.head, problem.mask.row) == ((4,), 0, 0)
+    assert (problem.sinks.batch, problem.sinks.head) == ((1,), 0)
+    slope = np.array(0.5)
+    one = problem_of(q[0], q[0], q[0], mask=np.ones((4, 4), bool), alibi_slopes=slope)
+    assert (one.mask.batch, one.mask.row, one.alibi_slopes.batch) == ((), 4, ())
+    with pytest.raises(ValueError, match=re.escape("say mask[..., None, :]")):
+        problem_of(q, q[:, :3], q[:, :3], mask=np.ones((2, 3), bool))
 
 
-def call(arrays, **options):
-    q, k, v, *lengths = arrays.values()
-    return attention(q, k, v, **dict(zip(LENGTHS, lengths, strict=True)), **options)
+@pytest.mark.parametrize("kv_heads", [2, 3])
+def test_small_arrays_count_query_heads(kv_heads):
+    """One query head that meets several key heads has as many results."""
+    q, k = np.ones((1, 4, 5), np.float32)[None], np.ones((1, kv_heads, 6, 5), np.float32)
+    problem = problem_of(q, k, k, sinks=np.zeros(kv_heads), mask=np.ones((kv_heads, 1, 1), bool))
+    assert (problem.sinks.head, problem.mask.head) == (1, 1)
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", *LENGTHS])
-def test_one_shared_element_is_refused_and_interleaved_views_are_not(name):
-    x = np.ones((8, 8), np.float32)
-    arrays = dict.fromkeys("qkv", x) | {length: np.array(8, np.int32) for length in LENGTHS}
-    buffer = np.full(192, 7, np.float32)
-    out = buffer[:128:2].reshape(8, 8)
-    from_outs_last = buffer[126:190].reshape(8, 8)
-    between = buffer[1:128:2].reshape(8, 8)
-    if name in LENGTHS:
-        from_outs_last, between = (y.view(np.int32)[-1:, -1:] for y in (from_outs_last, between))
-        from_outs_last = buffer[126:127].view(np.int32)
-        from_outs_last, between = from_outs_last.reshape(()), between.reshape(())
-    with pytest.raises(ValueError, match=f"out shares memory with {name}"):
-        call(arrays | {name: from_outs_last}, out=out)
-    assert (buffer == 7).all()
-    between[...] = 8
-    call(arrays | {name: between}, out=out)
-    assert np.isfinite(out).all()
-    assert (out != 7).all()
-    assert (between == 8).all()
-
-
-def test_out_and_lse_may_interleave_but_not_share():
-    x = np.ones((4, 4), np.float32)
-    buffer = np.full(32, 7, np.float32)
-    out, lse = buffer[:20].reshape(4, 5)[:, :4], buffer[4:24:5]
-    attention(x, x, x, out=(out, lse), return_lse=True)
-    np.testing.assert_allclose(lse, 2 + np.log(4), rtol=1e-6)
-    np.testing.assert_allclose(out, 1, rtol=1e-6)
-    buffer[:] = 7
-    with pytest.raises(ValueError, match="out and the lse array in out share memory"):
-        attention(x, x, x, out=(out, buffer[3:19:4]), return_lse=True)
-    assert (buffer == 7).all()
-
-
-@pytest.mark.parametrize("strides", [(0, 7, 1), (28, 0, 1), (28, 6, 1), (4, 4, 1), (28, 7, 0)])
-def test_an_out_that_overlaps_itself_is_refused(strides):
-    buffer = np.full(200, 7, np.float32)
-    out = as_strided(buffer, (2, 4, 7), [4 * step for step in strides])
-    x = np.ones((2, 4, 7), np.float32)
-    with pytest.raises(ValueError, match="out has elements that share memory"):
-        attention(x, x, x, out=out)
-    assert (buffer == 7).all()
-
-
-@pytest.mark.parametrize("shift", [0, 1, 7, -7])
-def test_out_over_q_is_refused_and_q_may_be_k_and_v(shift):
-    buffer = np.ones(64, np.float32)
-    q, out = (buffer[8 + s : 43 + s].reshape(5, 7) for s in (0, shift))
-    with pytest.raises(ValueError, match="out shares memory with q"):
-        attention(q, q, q, out=out)
-    assert (buffer == 1).all()
-    np.testing.assert_allclose(attention(q, q, q), 1, rtol=1e-6)
+@given(st.lists(axis, max_size=5), st.tuples(axis, axis), st.tuples(axis, axis))
+def test_what_numpy_cannot_broadcast_is_refused(shape, leading, sizes):
+    shape, (m, n) = tuple(shape), sizes
+    target = (*leading, m, n)
+    try:
+        np.broadcast_to(np.empty(shape), target)
+    except ValueError:
+        fits = False
+    else:
+        fits = True
+    q, k = (*leading, m, 2), (*leading, n, 2)
+    for name, dtype in (("mask", np.dtype(bool)), ("bias", F32)):
+        options = {name: planned(shape, dtype, "numpy")}
+        if fits:
+            of_shapes(q, k, k, **options)
+        else:
+            words = f"{name} has shape {shape}; it must broadcast to {target}"
+            with pytest.raises(ValueError, match=re.escape(words)):
+                of_shapes(q, k, k, **options)

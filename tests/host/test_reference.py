@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,37 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from by_hand import by_hand, dot, draw
 from cupy_flash import reference
-from strategies import DTYPES, cases
-
-
-def dot(x, y):
-    return sum(
-        (Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x, y, strict=True)), Fraction()
-    )
-
-
-def by_hand(q, k, v, *, scale, causal=False, offset=0, rows=None, keys=None):
-    """Attention of one head in rationals and correctly rounded sums: (out, lse)."""
-    m, n, p = len(q), len(k), v.shape[1]
-    out, lse = [[0.0] * p for _ in range(m)], [-math.inf] * m
-    for i in range(m if rows is None else rows):
-        visible = [j for j in range(n if keys is None else keys) if not causal or j <= i + offset]
-        if not visible:
-            continue
-        scores = {j: float(Fraction(scale) * dot(q[i], k[j])) for j in visible}
-        top = max(scores.values())
-        weights = {j: math.exp(score - top) for j, score in scores.items()}
-        total = math.fsum(weights.values())
-        lse[i] = top + math.log(total)
-        for x in range(p):
-            out[i][x] = math.fsum(weights[j] * float(v[j, x]) for j in visible) / total
-    return np.array(out).reshape(m, p), np.array(lse)
-
-
-def draw(seed, *shapes, dtype="float32"):
-    rng = np.random.default_rng(seed)
-    return [rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes]
+from problems import DTYPES
+from strategies import cases
 
 
 @given(
@@ -60,6 +34,43 @@ def test_one_head_against_loops(dtype, sizes, causal, offset, scale):
     np.testing.assert_allclose(got.lse.astype(float), lse, rtol=1e-13, atol=1e-14)
     seen = [max(0, min(n, i + offset + 1)) if causal else n for i in range(m)]
     assert got.visible.tolist() == seen
+
+
+# Of each option, by name, a value for one head of m rows and n keys; None leaves it out.
+OPTION_VALUES = {
+    "window": lambda rng, m, n: tuple(map(OPTIONAL.__getitem__, rng.integers(0, 5, 2))),
+    "mask": lambda rng, m, n: rng.random((m, n)) < 0.6,
+    "bias": lambda rng, m, n: np.where(rng.random((m, n)) < 0.2, -np.inf, rng.normal(0, 3, (m, n))),
+    "softcap": lambda rng, m, n: float(rng.choice((0.001, 1.0, 15.0, 1e6))),
+    "slope": lambda rng, m, n: float(rng.choice((0.0, 0.25, 2.0, -1.5))),
+    "sink": lambda rng, m, n: float(rng.choice((-np.inf, -1.0, 3.0, 100.0))),
+}
+OPTIONAL = (None, 0, 1, 2, 5)
+
+
+@given(
+    st.sets(st.sampled_from(tuple(OPTION_VALUES)), min_size=1),
+    st.sampled_from(("float32", "float64")),
+    st.tuples(*[st.integers(0, 5)] * 2),
+    st.booleans(),
+    st.integers(-4, 4),
+    st.integers(0, 1 << 16),
+)
+def test_every_option_against_loops(names, dtype, sizes, causal, offset, seed):
+    m, n = sizes
+    rng = np.random.default_rng(seed)
+    q, k, v = draw(seed, (m, 3), (n, 3), (n, 2), dtype=dtype)
+    own = {name: OPTION_VALUES[name](rng, m, n) for name in sorted(names)}
+    out, lse = by_hand(q, k, v, scale=2.0, causal=causal, offset=offset, **own)
+    arrays = {"slope": "alibi_slopes", "sink": "sinks"}
+    options = {
+        arrays.get(name, name): np.array(value) if name in arrays else value
+        for name, value in own.items()
+    }
+    got = reference.attention(q, k, v, scale=2.0, causal=causal, offset=offset, **options)
+    np.testing.assert_allclose(got.out.astype(float), out, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(got.lse.astype(float), lse, rtol=1e-12, atol=1e-13)
+    assert (got.out[got.visible == 0] == 0).all()
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 7])
@@ -106,30 +117,37 @@ def test_batches_heads_and_lengths_against_loops(lengths, causal, offset, heads,
         np.testing.assert_allclose(got.lse[a, b, h], lse, rtol=1e-13, atol=1e-14)
 
 
-def test_what_the_bounds_need_against_loops():
-    """A, S, and what score errors move the output by; scores large enough to see its curvature."""
-    q, k, v = draw(1, (3, 4), (5, 4), (5, 2))
-    q = q * q.dtype.type(3e4)
-    got = reference.attention(q, k, v, scale=-0.5, causal=True, offset=1)
-    for i in range(3):
-        visible = range(i + 2)
-        scores = [-0.5 * float(dot(q[i], k[j])) for j in visible]
-        sizes = [0.5 * float(dot(np.abs(q[i]), np.abs(k[j]))) for j in visible]
-        total = math.fsum(math.exp(s - max(scores)) for s in scores)
-        P = [math.exp(s - max(scores)) / total for s in scores]
-        delta = [
-            2.0**-24 * ((4 / 2 + 4) * size + 4 * (max(scores) - s) + 8)
-            for s, size in zip(scores, sizes, strict=True)
-        ]
-        grown = [p * math.expm1(x) for p, x in zip(P, delta, strict=True)]
-        shrunk = math.fsum(p * math.exp(-x) for p, x in zip(P, delta, strict=True))
-        np.testing.assert_allclose(got.score_magnitude[i], max(sizes), rtol=1e-13)
-        for x in range(2):
-            size = np.abs(v[: i + 2, x].astype(float))
-            np.testing.assert_allclose(got.probabilities_abs_v[i, x], np.dot(P, size), rtol=1e-13)
-            out = abs(float(np.dot(P, v[: i + 2, x])))
-            moved = (np.dot(grown, size) + out * math.fsum(grown)) / shrunk
-            np.testing.assert_allclose(got.score_errors[i, x], moved, rtol=1e-9)
+@given(
+    st.tuples(*[st.sampled_from((1, 2))] * 2),
+    st.sampled_from(((), (1,), (4,), (2, 1), (2, 4), (1, 4))),
+    st.sampled_from(((), (3,), (2, 3), (4, 1, 3), (2, 1, 1, 3), (2, 4, 2, 1), (2, 4, 2, 3))),
+    st.booleans(),
+)
+def test_options_broadcast_over_batch_and_heads(batch_and_group, leading, pairs, as_mask):
+    batch, group = batch_and_group
+    if leading[:-1] == (2,) or pairs[:-3] == (2,):
+        batch = 2
+    q, k, v = draw(7, (batch, 4, 2, 3), (batch, 4 // group, 3, 3), (batch, 4 // group, 3, 2))
+    rng = np.random.default_rng(len(pairs))
+    slopes, sinks = rng.normal(0, 1, leading), rng.normal(0, 1, leading)
+    added = rng.random(pairs) < 0.5 if as_mask else rng.normal(0, 1, pairs)
+    name = "mask" if as_mask else "bias"
+    got = reference.attention(
+        q, k, v, scale=1.0, offset=1, alibi_slopes=slopes, sinks=sinks, **{name: added}
+    )
+    for b, h in itertools.product(range(batch), range(4)):
+        out, lse = by_hand(
+            q[b, h],
+            k[b, h // group],
+            v[b, h // group],
+            scale=1.0,
+            offset=1,
+            slope=np.broadcast_to(slopes, (batch, 4))[b, h],
+            sink=float(np.broadcast_to(sinks, (batch, 4))[b, h]),
+            **{name: np.broadcast_to(added, (batch, 4, 2, 3))[b, h]},
+        )
+        np.testing.assert_allclose(got.out[b, h], out, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(got.lse[b, h], lse, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +197,7 @@ def exponential(x):
 
 @given(cases("float32", rows=9, dims=(5,), mixed=False))
 def test_equals_the_formula_on_whole_arrays(case):
-    arrays = case.build()
+    arrays = replace(case, poison=False).build()
     q, k, v = (x.numpy().astype(np.float64) for x in arrays.inputs().values())
     got = reference.attention(q, k, v, scale=0.5)
     if (case.heads or 1) > (case.kv_heads or 1) > 1:
@@ -211,9 +229,38 @@ def test_rows_and_keys_that_nobody_sees_never_matter():
     spoiled = reference.attention(
         q, k, v, causal=True, k_lengths=np.array(3), q_lengths=np.array(2)
     )
-    for field in ("out", "lse", "score_errors", "score_magnitude"):
+    for field in ("out", "lse", "out_errors", "lse_errors"):
         np.testing.assert_array_equal(getattr(spoiled, field), getattr(clean, field))
     assert np.isfinite(clean.out).all()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_pairs_hidden_by_mask_or_bias_never_matter(poison):
+    q, k, v = draw(6, (4, 3), (6, 3), (6, 2))
+    bias = np.random.default_rng(0).normal(0, 1, (4, 6))
+    # Keys 2 and 4 are hidden from all, one by each; row 1 sees nothing; one pair more.
+    mask = np.ones((4, 6), bool)
+    mask[:, 2] = mask[1] = mask[3, 0] = False
+    bias[:, 4] = -np.inf
+    options = {"mask": mask, "alibi_slopes": np.array(0.5), "sinks": np.array(2.5)}
+    clean = reference.attention(q, k, v, bias=bias, **options)
+    k[[2, 4]] = v[[2, 4]] = q[1] = bias[~mask] = poison
+    spoiled = reference.attention(q, k, v, bias=bias, **options)
+    for field in ("out", "lse", "out_errors", "lse_errors", "visible"):
+        np.testing.assert_array_equal(getattr(spoiled, field), getattr(clean, field))
+    assert np.isfinite(clean.out).all()
+    assert clean.visible.tolist() == [4, 0, 4, 3]
+    assert (clean.out[1] == 0).all()
+    assert clean.lse[1] == 2.5
+
+
+def test_padded_rows_have_the_lse_of_their_sink():
+    q, k, v = draw(8, (2, 3, 2), (2, 4, 2), (2, 4, 2))
+    got = reference.attention(
+        q, k, v, sinks=np.array([0.5, -np.inf]), q_lengths=np.array([2, 1]), k_lengths=np.array(0)
+    )
+    assert got.lse.tolist() == [[0.5] * 3, [-np.inf] * 3]
+    assert (got.out == 0).all()
 
 
 def test_a_nan_value_reaches_only_rows_that_see_it():
@@ -224,12 +271,22 @@ def test_a_nan_value_reaches_only_rows_that_see_it():
     assert np.isnan(out[2]).all()
 
 
+@pytest.mark.parametrize("names", [(), ("softcap",), ("bias",), ("alibi",), ("sink",), "all"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_unfused_is_the_formula_with_every_step_rounded(dtype):
+def test_unfused_is_the_formula_with_every_step_rounded(dtype, names):
     q, k, v = (x.astype(dtype) for x in draw(5, (6, 4), (7, 4), (7, 3), dtype="float64"))
     seen = reference.visibility(6, 7, causal=True, offset=-2)
-    got = reference.unfused(q, k, v, seen, 0.5, dtype)
-    exact = reference.attention(q, k, v, scale=0.5, causal=True, offset=-2).out
+    bias = np.random.default_rng(5).normal(0, 1, (6, 7)).astype(dtype)
+    distance = np.abs(np.arange(6)[:, None] - 2 - np.arange(7))
+    given = {"softcap": 0.75, "bias": bias, "alibi": 0.5 * distance, "sink": 0.25}
+    given = {name: x for name, x in given.items() if names == "all" or name in names}
+    got = reference.unfused(q, k, v, seen, 0.5, dtype, **given)
+    options = {"alibi": "alibi_slopes", "sink": "sinks"}
+    given = {options.get(name, name): x for name, x in given.items()}
+    given |= {
+        name: np.array(x) for name, x in (("alibi_slopes", 0.5), ("sinks", 0.25)) if name in given
+    }
+    exact = reference.attention(q, k, v, scale=0.5, causal=True, offset=-2, **given).out
     assert got.dtype == dtype
     assert (got[:2] == 0).all()
     error = np.abs(got - exact).max()
@@ -245,3 +302,8 @@ def test_visibility_draws_the_table_of_the_docstring():
     assert text(2, 5, offset=0) == ["x....", "xx..."]
     assert text(5, 2, offset=-3) == ["..", "..", "..", "x.", "xx"]
     assert text(3, 4, offset=1, rows=2, keys=2) == ["xx..", "xx..", "...."]
+    assert text(3, 4, offset=1, window=(1, 0)) == ["xx..", ".xx.", "..xx"]
+    assert text(3, 4, offset=1, window=(0, None)) == [".x..", "..x.", "...x"]
+    hidden = np.array([True, False, True, True])
+    assert text(2, 4, offset=1, mask=hidden) == ["x...", "x.x."]
+    assert text(2, 4, offset=1, bias=np.array([[0.0], [-np.inf]])) == ["xx..", "...."]

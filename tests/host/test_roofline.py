@@ -36,6 +36,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "roofline.md"
 small = st.integers(0, 12)
 blocks = st.integers(1, 5)
 offsets = st.none() | st.integers(-14, 14)
+windows = st.none() | st.tuples(*[st.none() | st.integers(0, 14)] * 2)
 problems = st.fixed_dictionaries(
     {
         "m": small,
@@ -48,6 +49,7 @@ problems = st.fixed_dictionaries(
         "group": st.integers(0, 3),
         "causal": st.booleans(),
         "offset": offsets,
+        "window": windows,
     }
 ).map(lambda x: {"heads": x["kv_heads"] * x.pop("group"), **x})
 
@@ -56,12 +58,19 @@ def itemsize_of(dtype):
     return {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}[dtype]
 
 
-def visible(m, n, causal, offset):
+def visible(m, n, causal, offset, window=None):
     """The boolean (m, n) matrix of visible pairs, element by element."""
     offset = n - m if offset is None else offset
-    return np.array(
-        [[not causal or j <= i + offset for j in range(n)] for i in range(m)], dtype=bool
-    ).reshape(m, n)
+    left, right = window or (None, None)
+
+    def sees(i, j):
+        return (
+            (not causal or j <= i + offset)
+            and (left is None or i + offset - left <= j)
+            and (right is None or j <= i + offset + right)
+        )
+
+    return np.array([[sees(i, j) for j in range(n)] for i in range(m)], dtype=bool).reshape(m, n)
 
 
 def test_pinned_values_for_float32_2048_by_64():
@@ -95,9 +104,12 @@ def test_small_costs_by_hand(cost, expected):
     assert cost == expected
 
 
-@given(small, small, offsets)
-def test_visible_pairs_are_those_counted_one_by_one(m, n, offset):
-    assert visible_pairs(m, n, offset=offset) == visible(m, n, True, offset).sum()
+@given(small, small, st.booleans(), offsets, windows)
+def test_visible_pairs_are_those_counted_one_by_one(m, n, causal, offset, window):
+    counted = visible(m, n, causal, offset, window).sum()
+    assert visible_pairs(m, n, causal=causal, offset=offset, window=window) == counted
+    if causal and window is None:
+        assert visible_pairs(m, n, offset=offset) == counted
 
 
 @given(problems)
@@ -105,7 +117,7 @@ def test_standard_attention_is_its_three_kernels(x):
     m, n, d, heads = x["m"], x["n"], x["d"], x["heads"] * x["batch"]
     p = d if x["p"] is None else x["p"]
     cost = standard_attention(**x)
-    if not x["causal"]:
+    if not x["causal"] and x["window"] in (None, (None, None)):
         # The softmax between the products reads and writes S once.
         parts = [
             matrix_product(m, n, d, batch=heads, dtype=x["dtype"]),
@@ -115,7 +127,7 @@ def test_standard_attention_is_its_three_kernels(x):
         if heads == x["kv_heads"] * x["batch"]:
             s_and_p = 2 * heads * m * n * itemsize_of(x["dtype"])
             assert cost.bytes == sum(part.bytes for part in parts) + s_and_p
-    pairs = int(visible(m, n, x["causal"], x["offset"]).sum())
+    pairs = int(visible(m, n, x["causal"], x["offset"], x["window"]).sum())
     assert (cost.products, cost.softmax) == (2 * heads * pairs * (d + p), 5 * heads * pairs)
 
 
@@ -128,7 +140,7 @@ class Tiles:
         self.p = x["d"] if x["p"] is None else x["p"]
         self.bytes = self.pairs = self.row_tiles = self.divided_rows = 0
         self.in_l2 = set() if reuse_kv else None
-        sees = visible(x["m"], x["n"], x["causal"], x["offset"])
+        sees = visible(x["m"], x["n"], x["causal"], x["offset"], x["window"])
         for entry in range(x["batch"]):
             for head in range(x["heads"]):
                 kv_head = head // (x["heads"] // x["kv_heads"])
@@ -162,13 +174,15 @@ class Tiles:
 
 def one_head(m, n, **options):
     x = {"m": m, "n": n, "d": 3, "p": 2, "dtype": "float32", "batch": 1, "heads": 1, "kv_heads": 1}
-    return x | {"causal": True, "offset": 0} | options
+    return x | {"causal": True, "offset": 0, "window": None} | options
 
 
 @settings(max_examples=300)
 @given(problems, blocks, st.none() | blocks, st.booleans(), st.booleans())
 @example(one_head(5, 12), 2, None, True, False)  # keys past the last row are never read
 @example(one_head(5, 12, offset=-3), 2, 3, False, False)  # the first block sees nothing
+@example(one_head(9, 9, window=(2, 0)), 2, 3, True, False)  # tiles before the window are skipped
+@example(one_head(9, 4, window=(1, 0)), 2, 3, False, False)  # the last blocks see nothing
 @example(one_head(7, 7, heads=0), 2, 3, True, False)  # key heads without a query head
 def test_flash_attention_is_its_loops(x, block_m, block_n, reuse_kv, return_lse):
     tiles = Tiles(x, block_m, block_n or 1, reuse_kv, return_lse)
@@ -190,9 +204,10 @@ def test_leaving_work_out_never_costs_more(x, block_m, block_n):
     tiling = {"block_m": block_m, "block_n": block_n}
     reused = flash_attention(**x, **tiling)
     streamed = flash_attention(**x, **tiling, reuse_kv=False)
-    whole = flash_attention(**{**x, "causal": False}, **tiling)
+    all_pairs = {**x, "causal": False, "window": None}
+    whole = flash_attention(**all_pairs, **tiling)
     standard = standard_attention(**x)
-    whole_standard = standard_attention(**{**x, "causal": False})
+    whole_standard = standard_attention(**all_pairs)
     assert reused.bytes <= streamed.bytes
     assert reused.bytes <= standard.bytes
     for less, more in ((reused, whole), (standard, whole_standard)):
@@ -318,6 +333,10 @@ def test_no_ceiling_was_measured_above_its_datasheet(gpu):
         (lambda: flash_attention(1, 2, 3, return_lse="no"), TypeError, ["return_lse is a str"]),
         (lambda: standard_attention(1, 2, 3, causal=None), TypeError, ["causal is a NoneType"]),
         (lambda: standard_attention(1, 2, 3, offset=0.5), TypeError, ["offset is a float"]),
+        (lambda: standard_attention(1, 2, 3, window=3), TypeError, ["window is 3", "a pair"]),
+        (lambda: visible_pairs(1, 2, window=(1, 2, 3)), TypeError, ["(1, 2, 3)", "a pair"]),
+        (lambda: flash_attention(1, 2, 3, window=(-1, 0)), ValueError, ["left bound is -1"]),
+        (lambda: flash_attention(1, 2, 3, window=(0, 0.5)), TypeError, ["right bound is a float"]),
         (lambda: standard_attention(1, 2, 3, batch=-1), ValueError, ["batch is -1"]),
         (lambda: standard_attention(1, 2, 3, heads=-1), ValueError, ["heads is -1"]),
         (
@@ -366,7 +385,7 @@ def command(text):
 def test_json_holds_what_the_functions_return(capsys):
     text = (
         "96 160 32 --p 48 --dtype bfloat16 --batch 2 --heads 6 --kv-heads 3 --causal --offset 7"
-        " --block-m 64 --block-n 32 --lse --gpu 'A100 SXM 80GB' --json"
+        " --window 5,none --block-m 64 --block-n 32 --lse --gpu 'A100 SXM 80GB' --json"
     )
     assert command(text) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -377,6 +396,7 @@ def test_json_holds_what_the_functions_return(capsys):
         "kv_heads": 3,
         "causal": True,
         "offset": 7,
+        "window": (5, None),
     }
     tiles = {"block_m": 64, "block_n": 32, "return_lse": True}
     expected = {
@@ -438,6 +458,8 @@ def test_the_table_shows_the_pinned_intensities(capsys):
         ("8 8 8 --gpu abacus", "gpu is 'abacus'"),
         ("8 8 8 --heads 4 --kv-heads 3", "kv_heads is 3"),
         ("8 8 8 --batch -1", "batch is -1"),
+        ("8 8 8 --window 3", "window is (3,)"),
+        ("8 8 8 --window=3,-1", "window's right bound is -1"),
         ("8 8 8 --gpu L40S --dtype float64 --unit tensor", "unit is 'tensor'"),
     ],
 )

@@ -18,10 +18,10 @@ from cupy_flash.select import (
     SHARED_MEMORY,
     SIMT_TILES,
     SM80_TILES,
-    WARP,
     choose,
 )
-from strategies import DTYPES
+from cupy_flash.variant import WARP
+from problems import DTYPES
 
 FAMILIES = ("naive", "simt")
 ARCHS = tuple(_KNOWN)
@@ -99,6 +99,85 @@ def test_smaller_units_and_newer_gpus_take_the_same_tiles_of_keys(widest):
     assert {tile.block_n for tile in tiles} == {SM80_TILES[widest].block_n}
     assert tiles[1] == SM80_TILES[widest]
     assert {tile.block_m for tile in tiles[2:]} == {64}
+
+
+# Options, and what a variant has of them; everything else is as of a plain call.
+OPTIONS = {
+    "causal": ({"causal": True}, {"right": True}),
+    "window": ({"window": (3, 2)}, {"left": True, "right": True}),
+    "left": ({"window": (3, None)}, {"left": True}),
+    "no bound": ({"window": (None, None)}, {}),
+    "offset": ({"offset": 3}, {}),
+    "softcap": ({"softcap": 30.0}, {"softcap": True}),
+    "mask": ({"mask": planned((33, 77), np.dtype(bool))}, {"mask": "pairs"}),
+    "mask of rows": ({"mask": planned((33, 1), np.dtype(bool))}, {"mask": "pairs"}),
+    "mask of keys": ({"mask": planned((2, 1, 1, 77), np.dtype(bool))}, {"mask": "keys"}),
+    "mask of heads": ({"mask": planned((4, 1, 1), np.dtype(bool))}, {"mask": "keys"}),
+    "bias": (
+        {"bias": planned((2, 4, 33, 77), np.dtype(np.uint8))},
+        {"bias": "uint8", "bias_along": "pairs"},
+    ),
+    "bias of keys": (
+        {"bias": planned((77,), to_dtype("bfloat16"))},
+        {"bias": "bfloat16", "bias_along": "keys"},
+    ),
+    "slopes": ({"alibi_slopes": planned((4,), np.dtype(np.float64))}, {"alibi": "float64"}),
+    "sinks": ({"sinks": planned((2, 1), np.dtype(np.float16))}, {"sinks": "float16"}),
+}
+
+
+@pytest.mark.parametrize("kernel", [*FAMILIES, "sm80"])
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_variant_has_the_kinds_of_options_and_not_their_values(kernel, kind):
+    options, want = OPTIONS[kind]
+    plain, variant = (
+        choose(problem_of(dtypes=("float16",) * 3, kernel=kernel, **given), assumed(90)).variant
+        for given in ({}, options)
+    )
+    assert variant == dataclasses.replace(plain, **want, tile=variant.tile)
+    assert variant.tile.block_n == plain.tile.block_n
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+def test_rows_that_share_their_values_share_a_variant(rows):
+    """One row of queries, and a mask broadcast by the caller, have the kernel of a key mask."""
+    q, k = (
+        planned((2, 4, rows, 64), np.dtype(np.float16)),
+        planned((2, 4, 77, 64), np.dtype(np.float16)),
+    )
+    mask = planned((rows, 77), np.dtype(bool))
+    if rows > 1:
+        mask = dataclasses.replace(mask, strides=(0, 1))
+    problem = make_problem(q, k, k, check_options(mask=mask))
+    assert choose(problem, assumed(90)).variant.mask == "keys"
+
+
+@pytest.mark.parametrize(
+    ("options", "from_lengths"),
+    [
+        ({}, False),
+        ({"softcap": 1.0}, False),
+        ({"causal": True}, True),
+        ({"window": (None, 3)}, True),
+        ({"window": (3, None)}, True),
+        ({"alibi_slopes": planned((), np.dtype(np.float32))}, True),
+        ({"window": (3, 3), "offset": 1}, False),
+    ],
+)
+def test_the_offset_comes_from_the_lengths_where_it_matters(options, from_lengths):
+    lengths = planned((2,), np.dtype(np.int32))
+    problem = problem_of(k_lengths=lengths, **options)
+    assert choose(problem, assumed(90)).variant.offset_from_lengths == from_lengths
+    without = problem_of(**options)
+    assert not choose(without, assumed(90)).variant.offset_from_lengths
+
+
+@pytest.mark.parametrize("kind", ["softcap", "mask", "mask of keys", "bias", "slopes"])
+def test_sm80_takes_fewer_rows_where_scores_are_changed_one_by_one(kind):
+    for widest, tile in SM80_TILES.items():
+        problem = problem_of(widest, dtypes=("float16",) * 3, kernel="sm80", **OPTIONS[kind][0])
+        got = choose(problem, assumed(90)).variant.tile
+        assert (got.block_m, got.block_n) == (64, tile.block_n)
 
 
 def test_sm80_refuses_more_keys_than_it_counts():
@@ -197,7 +276,13 @@ def test_each_array_keeps_its_type_and_the_result_is_promoted(dtypes, result):
 def test_a_variant_says_itself_in_one_line():
     lengths = planned((2,), np.dtype(np.int64))
     variant = choose(problem_of(40, 100, causal=True, k_lengths=lengths), assumed(75)).variant
-    assert str(variant) == "forward_simt float32 d<=64 p<=128 sm_75 (causal, k_lengths int64)"
+    assert str(variant) == "forward_simt float32 d<=64 p<=128 sm_75 (right bound, k_lengths int64)"
+    every = {name: planned((), np.dtype(np.float32)) for name in ("bias", "alibi_slopes", "sinks")}
+    every |= {"mask": planned((33, 77), np.dtype(bool)), "softcap": 1.0, "window": (1, None)}
+    assert str(choose(problem_of(40, **every), assumed(75)).variant) == (
+        "forward_simt float32 d<=64 p<=64 sm_75 (left bound, mask of pairs, float32 bias of keys, "
+        "softcap, float32 ALiBi slopes, float32 sinks)"
+    )
     mixed = choose(
         problem_of(300, dtypes=("float16", "float32", "float32"), q_lengths=lengths), assumed(90)
     ).variant

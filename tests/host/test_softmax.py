@@ -13,8 +13,9 @@ import cupy_flash as cf
 from cupy_flash import accuracy, reference
 from cupy_flash.softmaxes import blocked
 from layouts import OUT_LAYOUTS, strided
+from problems import DTYPES
 from softmaxes import METHODS, SENTINEL, VALUES, SoftmaxCase, check_softmax, drawn, softmax_cases
-from strategies import DTYPES, own_draws
+from strategies import own_draws
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)

@@ -13,8 +13,8 @@ from cupy_flash.softmaxes.params import PARAMS_DTYPE, softmax_launches
 from cupy_flash.softmaxes.problem import make_softmax_problem
 from cupy_flash.softmaxes.select import MOST_PARTS, PART_TILE, choose_softmax
 from cupy_flash.source import root, source
+from problems import DTYPES
 from softmaxes import METHODS
-from strategies import DTYPES
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)

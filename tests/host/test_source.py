@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupy_flash.arrays import planned, to_dtype
+from cupy_flash.arrays import describe, planned, to_dtype
 from cupy_flash.device import assumed
 from cupy_flash.options import check_options
 from cupy_flash.problem import make_problem
 from cupy_flash.select import choose
-from cupy_flash.source import flatten, root, source, wrapper
-from strategies import DTYPES, cases
+from cupy_flash.source import INTEGER_TYPES, flatten, root, source, wrapper
+from problems import DTYPES
+from strategies import cases
 
 FAMILIES = ("naive", "simt")
 VARIANTS = {}
@@ -99,6 +100,10 @@ def test_the_wrapper_holds_the_constants(family):
         kernel=family,
         causal=True,
         k_lengths=planned((2,), np.dtype(np.int64)),
+        softcap=30.0,
+        mask=planned((9, 9), np.dtype(bool)),
+        bias=planned((9,), np.dtype(np.uint16)),
+        alibi_slopes=planned((4,), np.dtype(np.float16)),
     )
     text = wrapper(variant)
     for line in (
@@ -109,7 +114,15 @@ def test_the_wrapper_holds_the_constants(family):
         "using Accumulate = double;",
         "using QLengths = NoLengths;",
         "using KLengths = long long;",
-        "static constexpr bool kCausal = true;",
+        "using Bias = unsigned short;",
+        "using Slopes = Float16;",
+        "using Sinks = NoSinks;",
+        "static constexpr bool kLeft = false;",
+        "static constexpr bool kRight = true;",
+        "static constexpr bool kMask = true;",
+        "static constexpr bool kMaskRows = true;",
+        "static constexpr bool kBiasRows = false;",
+        "static constexpr bool kSoftcap = true;",
         "static constexpr bool kOffsetFromLengths = true;",
         f"static constexpr int kBlockM = {variant.tile.block_m};",
         f"static constexpr int kHeadDim = {64 if family == 'simt' else 0};",
@@ -125,12 +138,12 @@ def test_the_wrapper_holds_the_constants(family):
 
 
 def random_problem(rng, top):
-    """Draw a causal float32 problem of one kind; everything else about it is random."""
+    """Draw a float32 problem of one kind; everything else about it is random."""
     batch = tuple(rng.integers(1, 70, rng.integers(1, 6)))
     kv_heads = int(rng.integers(1, 9))
     heads = kv_heads * int(rng.integers(1, 9))
     d, p = (int(rng.integers(top // 2 + 1, top + 1)) for _ in range(2))
-    m, n = (int(rng.integers(1, 1 << rng.integers(1, 20))) for _ in range(2))
+    m, n = (int(rng.integers(2, 1 << rng.integers(2, 20))) for _ in range(2))
     infos = [
         planned((*map(int, batch), h, rows, columns), to_dtype("float32"))
         for h, rows, columns in ((heads, m, d), (kv_heads, n, d), (kv_heads, n, p))
@@ -141,8 +154,16 @@ def random_problem(rng, top):
         )
         for info in infos
     ]
+    rows_and_keys = (*infos[0].shape[:-2], m, n)
+    bias = dataclasses.replace(
+        planned(rows_and_keys, to_dtype("float16")),
+        strides=tuple(2 * int(s) for s in rng.integers(1, 999, len(rows_and_keys))),
+    )
     return infos, {
-        "causal": True,
+        "window": (int(rng.integers(0, n)), int(rng.integers(0, n))),
+        "softcap": float(rng.exponential()),
+        "bias": bias,
+        "sinks": planned(bias.shape[int(rng.integers(0, 3)) : -2], to_dtype("float32")),
         "scale": float(rng.standard_normal()),
         "offset": int(rng.integers(-m, n + 1)) if rng.integers(2) else None,
     }
@@ -169,7 +190,21 @@ KINDS = {
     "int64": {"k_lengths": planned((2,), np.dtype(np.int64))},
     "given offset": {"k_lengths": planned((2,), np.dtype(np.int32)), "offset": 0, "causal": True},
     "own offset": {"k_lengths": planned((2,), np.dtype(np.int32)), "causal": True},
+    "left": {"window": (3, None)},
+    "window": {"window": (3, 2)},
+    "softcap": {"softcap": 30.0},
+    "mask": {"mask": planned((9, 9), np.dtype(bool))},
+    "mask of keys": {"mask": planned((9,), np.dtype(bool))},
+    "mask and bias": {"mask": planned((9,), np.dtype(bool)), "bias": planned((9,), np.dtype(int))},
+    "slopes of float64": {"alibi_slopes": planned((3,), np.dtype(np.float64))},
+    "sinks of float64": {"sinks": planned((3,), np.dtype(np.float64))},
+    "bias, slopes": {name: planned((), np.dtype(np.float32)) for name in ("bias", "alibi_slopes")},
 }
+
+
+for _dtype in (*DTYPES, *INTEGER_TYPES):
+    KINDS[f"{_dtype} bias"] = {"bias": planned((9, 9), to_dtype(_dtype))}
+    KINDS[f"{_dtype} bias of keys"] = {"bias": planned((2, 1, 1, 9), to_dtype(_dtype))}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -192,11 +227,19 @@ def test_each_kind_has_its_own_text(family):
     assert len(set(texts.values())) == len(texts)
 
 
+def on_gpu(x):
+    """Describe a NumPy array as if it lay on a GPU."""
+    return dataclasses.replace(describe("x", x), module="cupy", device=0)
+
+
 @settings(max_examples=200)
 @given(st.sampled_from(tuple(DTYPES)).flatmap(lambda name: cases(name, dims=(32, 300))))
 def test_one_text_is_one_variant(case):
-    infos = [planned(s, DTYPES[t]) for s, t in zip(case.shapes(), case.dtypes, strict=True)]
-    options = {"causal": case.causal, "scale": case.scale, "offset": case.offset}
+    arrays = case.build()
+    infos = [on_gpu(x.numpy()) for x in arrays.inputs().values()]
+    options = {
+        name: on_gpu(x) if isinstance(x, np.ndarray) else x for name, x in arrays.options().items()
+    }
     problem = make_problem(*infos, check_options(**options))
     variant = choose(problem, assumed(90)).variant
     assert VARIANTS.setdefault(wrapper(variant), variant) is variant

@@ -1,0 +1,146 @@
+"""What a kernel is compiled for: its constants, its tile, and the shared memory that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+WARP = 32
+# What a block of sm80 keeps in shared memory beside its tiles.
+SM80_WORK_BYTES = 192
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a block divides its work.
+
+    Attributes
+    ----------
+    block_m, block_n : int
+        Rows of q and keys of a tile.
+    threads_m, threads_n : int
+        Threads across rows and across keys or columns.
+    chunk_d, chunk_n : int
+        Columns of K, and rows of V, that lie in shared memory at a time (simt).
+    blocks : int
+        Blocks that a multiprocessor should hold at a time; bounds the registers of a thread.
+    """
+
+    block_m: int
+    block_n: int
+    threads_m: int
+    threads_n: int
+    chunk_d: int = 0
+    chunk_n: int = 0
+    blocks: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.threads_m * self.threads_n
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel: everything that is a constant in its text, nothing that a call may change.
+
+    Attributes
+    ----------
+    family : str
+        Which file computes it.
+    arch : int
+        Compute capability times ten.
+    q, k, v, o : str
+        Element types.
+    head_dim, head_dim_v : int
+        Largest d and p; 0 for any.
+    q_lengths, k_lengths, bias, alibi, sinks : str or None
+        Element types of the arrays that a call may have; None for a call without.
+    left, right : bool
+        Whether a row's keys are bounded on this side. Causal is a bound on the right.
+    offset_from_lengths : bool
+        Whether row i's place depends on the batch entry.
+    mask, bias_along : {None, "pairs", "keys"}
+        "keys" where all rows have the same values, which are then read once a column.
+    softcap : bool
+        Whether scores are capped.
+    tile : Tile
+    unit : int
+        Bytes that rows of q, k and v are copied in (sm80).
+    """
+
+    family: str
+    arch: int
+    q: str
+    k: str
+    v: str
+    o: str
+    head_dim: int
+    head_dim_v: int
+    q_lengths: str | None
+    k_lengths: str | None
+    left: bool
+    right: bool
+    offset_from_lengths: bool
+    mask: str | None
+    bias: str | None
+    bias_along: str | None
+    softcap: bool
+    alibi: str | None
+    sinks: str | None
+    tile: Tile
+    unit: int = 0
+    call = "attention"
+
+    @property
+    def file(self) -> str:
+        """The source file that holds it."""
+        return f"forward_{self.family}.cuh"
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel in the compiled module."""
+        return f"cupy_flash_forward_{self.family}"
+
+    @property
+    def accumulate(self) -> str:
+        """Element type of the running sums."""
+        return "float64" if self.o == "float64" else "float32"
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of dynamic shared memory of a block, as the kernel lays it out."""
+        if self.family == "naive":
+            return 0
+        tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
+        if self.family == "sm80":
+            rows = (tile.block_m + tile.block_n) * self.head_dim + tile.block_n * self.head_dim_v
+            return rows * ITEMSIZE[self.q] + SM80_WORK_BYTES
+        pad = 16 // itemsize
+        stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (self.head_dim_v + pad))
+        q = tile.block_m * (self.head_dim + pad)
+        p = tile.block_m * (tile.block_n + pad)
+        return (q + p + stage) * itemsize
+
+    def __str__(self) -> str:
+        """Say the variant in one line, for logs and errors."""
+        features = [
+            name
+            for name, present in (
+                ("left bound", self.left),
+                ("right bound", self.right),
+                (f"q_lengths {self.q_lengths}", self.q_lengths),
+                (f"k_lengths {self.k_lengths}", self.k_lengths),
+                (f"mask of {self.mask}", self.mask),
+                (f"{self.bias} bias of {self.bias_along}", self.bias),
+                ("softcap", self.softcap),
+                (f"{self.alibi} ALiBi slopes", self.alibi),
+                (f"{self.sinks} sinks", self.sinks),
+                (f"units of {self.unit} bytes", self.unit in (2, 4)),
+            )
+            if present
+        ]
+        dtypes = self.q if self.q == self.k == self.v else f"{self.q}/{self.k}/{self.v}"
+        dims = f" d<={self.head_dim} p<={self.head_dim_v}" if self.head_dim else ""
+        listing = f" ({', '.join(features)})" if features else ""
+        return f"forward_{self.family} {dtypes}{dims} sm_{self.arch}{listing}"
