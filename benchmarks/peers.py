@@ -10,8 +10,8 @@ from __future__ import annotations
 import abc
 import argparse
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import cupy
@@ -57,12 +57,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Arrays:
-    """q, k, v and out as CuPy arrays of shape (batch, heads, n, d)."""
+    """q, k, v and out as CuPy arrays of shape (batch, heads, n, d), and options of `attention`."""
 
     q: Any
     k: Any
     v: Any
     out: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def make_arrays(case: Case) -> Arrays:
@@ -135,29 +136,25 @@ class Ours(Candidate):
             for heads in (case.heads, case.kv_heads, case.kv_heads)
         ]
         try:
-            self._explain(*shapes, case)
+            self._explain(*shapes, case, {})
         except ValueError as error:
             return str(error)
         return None
 
     def describe(self, case: Case, arrays: Arrays) -> dict[str, Any]:
-        explained = self._explain(arrays.q, arrays.k, arrays.v, case)
+        explained = self._explain(arrays.q, arrays.k, arrays.v, case, arrays.options)
         tile = explained.variant.tile
         return {"kernel": explained.kernel, "tile": f"{tile.block_m} x {tile.block_n}"}
 
     def family(self, case: Case, arrays: Arrays) -> str | None:
-        return self._explain(arrays.q, arrays.k, arrays.v, case).kernel
+        return self._explain(arrays.q, arrays.k, arrays.v, case, arrays.options).kernel
 
-    def _explain(self, q: Any, k: Any, v: Any, case: Case) -> Any:
-        return explain(q, k, v, causal=case.causal, **self.options)
+    def _explain(self, q: Any, k: Any, v: Any, case: Case, options: Mapping[str, Any]) -> Any:
+        return explain(q, k, v, causal=case.causal, **self.options, **options)
 
     def call(self, case: Case, arrays: Arrays) -> Callable[[], Any]:
-        def run() -> Any:
-            return attention(
-                arrays.q, arrays.k, arrays.v, causal=case.causal, out=arrays.out, **self.options
-            )
-
-        return run
+        x, options = arrays, {"causal": case.causal, **self.options, **arrays.options}
+        return lambda: attention(x.q, x.k, x.v, out=x.out, **options)
 
     def sample(self, call: Callable[[], Any], stream: Any, calls: int) -> timing.Sample:
         return timing.replayed(call, stream, calls)
@@ -175,8 +172,10 @@ class Unfused(Candidate):
         return lambda: standard_attention(q, k, v, causal=case.causal)
 
 
+Known = Mapping[str, tuple[str, str]]
+Groups = Mapping[str, tuple[str, ...]]
 # The words of --peers: the module and the function there that makes each one.
-PEERS = {
+PEERS: Known = {
     "torch-cudnn": ("peers_torch", "cudnn"),
     "torch-fa2": ("peers_torch", "fa2"),
     "torch-efficient": ("peers_torch", "efficient"),
@@ -186,27 +185,27 @@ PEERS = {
     "jax-fa3": ("peers_jax", "fa3"),
     "jax-cudnn": ("peers_jax", "cudnn"),
 }
-GROUPS = {
+GROUPS: Groups = {
     "torch": ("torch-cudnn", "torch-fa2", "torch-efficient", "torch-math"),
     "jax": ("jax-fa3", "jax-cudnn"),
 }
 
 
-def peer_words(text: str) -> list[str]:
+def peer_words(text: str, known: Known = PEERS, groups: Groups = GROUPS) -> list[str]:
     """Split what --peers gets, with groups replaced by their members; for argparse."""
     found: dict[str, None] = {}
     for word in filter(None, text.split(",")):
-        for member in GROUPS.get(word, (word,)):
-            if member not in PEERS:
-                known = ", ".join((*GROUPS, *PEERS))
-                raise argparse.ArgumentTypeError(f"{word!r} is no peer; known are {known}")
+        for member in groups.get(word, (word,)):
+            if member not in known:
+                words = ", ".join((*groups, *known))
+                raise argparse.ArgumentTypeError(f"{word!r} is no peer; known are {words}")
             found[member] = None
     return list(found)
 
 
-def load(word: str) -> Candidate | str:
+def load(word: str, known: Known = PEERS) -> Candidate | str:
     """Return a peer, or why it can't be used here."""
-    module, name = PEERS[word]
+    module, name = known[word]
     try:
         peer: Candidate = getattr(importlib.import_module(module), name)()
         peer.versions()
@@ -216,11 +215,11 @@ def load(word: str) -> Candidate | str:
     return peer
 
 
-def chosen(words: list[str]) -> tuple[list[Candidate], dict[str, Any]]:
+def chosen(words: list[str], known: Known = PEERS) -> tuple[list[Candidate], dict[str, Any]]:
     """Load peers; those that can be used, and for a result file the versions or reasons of all."""
     peers, used = [], {}
     for word in words:
-        peer = load(word)
+        peer = load(word, known)
         if isinstance(peer, str):
             print(f"{word} can't be used: {peer}", flush=True)
             used[word] = {"not_usable": peer}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import cupy
 
@@ -22,6 +22,7 @@ from peers import Arrays, Candidate, Case, Ours, make_arrays
 # A candidate whose error is so many times that of ours computes something else.
 WRONG = 10
 CLOCK = "SM clock"
+Key = TypeVar("Key", bound=Hashable)
 _CLOCK_SOURCE = """
 extern "C" __global__ void sm_clock(double* mhz) {
     unsigned long long begin, now;
@@ -54,6 +55,16 @@ class Protocol:
     pause: float = 0.0
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A candidate on one case: what takes turns with other entries."""
+
+    candidate: Candidate
+    case: Case
+    arrays: Arrays
+    exact: list[sampled.Rows]
+
+
 def measure(case: Case, candidates: Sequence[Candidate], protocol: Protocol) -> dict[str, Any]:
     """Compare candidates on one case.
 
@@ -65,76 +76,91 @@ def measure(case: Case, candidates: Sequence[Candidate], protocol: Protocol) -> 
         "paused_tflops"; or "not_possible", why it can't run.
     """
     arrays = make_arrays(case)
-    found: dict[str, dict[str, Any]] = {}
-    calls: dict[str, Callable[[], Any]] = {}
     exact = sampled.exact_rows(
         arrays.q, arrays.k, arrays.v, case.causal, sampled.places(case.n), cupy.asnumpy
     )
-    for candidate in candidates:
+    entries = {c.name: Entry(c, case, arrays, exact) for c in candidates}
+    found, clock = compare(entries, protocol)
+    judge(found)
+    return {**dataclasses.asdict(case), "sm_clock_mhz": clock, "candidates": found}
+
+
+def compare(
+    entries: Mapping[Key, Entry], protocol: Protocol
+) -> tuple[dict[Key, dict[str, Any]], float]:
+    """Check entries one after another, then let those that can run take turns.
+
+    Returns
+    -------
+    found : dict
+        What `measure` says of a candidate, for each entry.
+    clock : float
+        The median clock in MHz.
+    """
+    found: dict[Key, dict[str, Any]] = {}
+    calls: dict[Key, Callable[[], Any]] = {}
+    for key, entry in entries.items():
+        candidate, case, arrays = entry.candidate, entry.case, entry.arrays
         why = candidate.why_not(case)
         if why is not None:
-            found[candidate.name] = {"not_possible": why}
+            found[key] = {"not_possible": why}
             continue
         try:
             call = candidate.call(case, arrays)
-            errors = _errors(candidate, call, case, arrays, exact)
+            errors = _errors(entry, call)
         except Exception as error:
             # What a peer can't do is a result; a failure of ours must be seen.
             if isinstance(candidate, Ours):
                 raise
-            found[candidate.name] = {"not_possible": one_line(error)}
+            found[key] = {"not_possible": one_line(error)}
             continue
-        calls[candidate.name] = call
-        found[candidate.name] = candidate.describe(case, arrays) | errors
-    able = [candidate for candidate in candidates if candidate.name in calls]
-    clock = _time(case, able, calls, protocol, found)
-    _judge(found)
-    return {**dataclasses.asdict(case), "sm_clock_mhz": clock, "candidates": found}
+        calls[key] = call
+        found[key] = candidate.describe(case, arrays) | errors
+    able = {key: entry for key, entry in entries.items() if key in calls}
+    return found, _time(able, calls, protocol, found)
 
 
-def _errors(
-    candidate: Candidate,
-    call: Callable[[], Any],
-    case: Case,
-    arrays: Arrays,
-    exact: list[sampled.Rows],
-) -> dict[str, float]:
+def _errors(entry: Entry, call: Callable[[], Any]) -> dict[str, float]:
+    candidate, case, arrays = entry.candidate, entry.case, entry.arrays
     # Else a candidate that writes nothing would be judged by what another one left.
     # All bits set are NaN in every dtype.
     arrays.out.view(f"int{8 * arrays.out.itemsize}").fill(-1)
     result = candidate.once(call)
-    return sampled.errors(result, exact, candidate.family(case, arrays), candidate.to_host)
+    return sampled.errors(result, entry.exact, candidate.family(case, arrays), candidate.to_host)
 
 
 def _time(
-    case: Case,
-    candidates: Sequence[Candidate],
-    calls: dict[str, Callable[[], Any]],
+    entries: Mapping[Key, Entry],
+    calls: Mapping[Key, Callable[[], Any]],
     protocol: Protocol,
-    found: dict[str, dict[str, Any]],
+    found: dict[Key, dict[str, Any]],
 ) -> float:
     """Add the times to what was found; the median clock in MHz."""
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     samples = {}
-    for candidate in candidates:
-        call = calls[candidate.name]
+    for key, entry in entries.items():
+        candidate, call = entry.candidate, calls[key]
         count = protocol.calls or timing.calls_that_fill(candidate.eager(call, stream, 1)())
-        samples[candidate.name] = _sample(candidate, call, stream, count, found)
-        found[candidate.name]["calls"] = count
-    clocked = samples | {CLOCK: _clock(stream)}
+        samples[key] = _sample(candidate, call, stream, count, found[key])
+        found[key]["calls"] = count
+    clocked = {**samples, CLOCK: _clock(stream)}
     times = timing.interleaved(clocked, rounds=protocol.rounds)
     clock = statistics.median(times.pop(CLOCK))
-    for name, seconds in times.items():
+    for key, seconds in times.items():
         median = statistics.median(seconds)
-        found[name] |= {"seconds": median, "least": min(seconds), "most": max(seconds)}
-        found[name]["tflops"] = case.flops / median / 1e12
+        found[key] |= {"seconds": median, "least": min(seconds), "most": max(seconds)}
+        found[key]["tflops"] = entries[key].case.flops / median / 1e12
     if protocol.pause:
-        single = {c.name: _sample(c, calls[c.name], stream, 1, found) for c in candidates}
+        single = {
+            key: _sample(entry.candidate, calls[key], stream, 1, found[key])
+            for key, entry in entries.items()
+        }
         paused = timing.interleaved(single, rounds=protocol.rounds, pause=protocol.pause)
-        for name, seconds in paused.items():
+        for key, seconds in paused.items():
             median = statistics.median(seconds)
-            found[name] |= {"paused_seconds": median, "paused_tflops": case.flops / median / 1e12}
+            tflops = entries[key].case.flops / median / 1e12
+            found[key] |= {"paused_seconds": median, "paused_tflops": tflops}
     return clock
 
 
@@ -143,7 +169,7 @@ def _sample(
     call: Callable[[], Any],
     stream: Any,
     count: int,
-    found: dict[str, dict[str, Any]],
+    found: dict[str, Any],
 ) -> timing.Sample:
     """Replay a graph; a peer that can't be captured is called, and the result says why."""
     try:
@@ -151,7 +177,7 @@ def _sample(
     except RuntimeError as error:
         if isinstance(candidate, Ours):
             raise
-        found[candidate.name]["not_captured"] = one_line(error)
+        found["not_captured"] = one_line(error)
         return candidate.eager(call, stream, count)
 
 
@@ -168,7 +194,7 @@ def _clock(stream: Any) -> timing.Sample:
     return sample
 
 
-def _judge(found: dict[str, dict[str, Any]]) -> None:
+def judge(found: Mapping[Any, dict[str, Any]]) -> None:
     """Mark who computes something else than ours, whose speed then says nothing."""
     ours = next((f["max_error"] for f in found.values() if "kernel" in f), None)
     if ours is None:

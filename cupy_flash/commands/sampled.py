@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ def exact_rows(
     causal: bool,
     where: Iterable[tuple[int, int, int]],
     to_host: ToHost,
+    options: Mapping[str, Any] | None = None,
 ) -> list[Rows]:
     """Compute rows in float64 (those of float64 in long double).
 
@@ -61,23 +62,47 @@ def exact_rows(
     where : iterable of (int, int, int)
         As `places` returns them.
     to_host : callable
-        Makes a NumPy array of a part of q, k or v.
+        Makes a NumPy array of a part of q, k or v, or of an option's array.
+    options : mapping, optional
+        window, mask, bias, softcap, alibi_slopes and sinks as `cupy_flash.attention` takes them.
 
     Returns
     -------
     list of Rows
     """
     offset = k.shape[-2] - q.shape[-2]
+    options = options or {}
     found = []
     for end, begin, stop in where:
         # Keys that none of the rows sees would only cost time.
         keys = max(0, min(k.shape[-2], stop + offset)) if causal else k.shape[-2]
         rows = to_host(q[end, end, begin:stop])
         keys_and_values = [to_host(x[end, end, :keys]) for x in (k, v)]
-        exact = reference.attention(rows, *keys_and_values, causal=causal, offset=begin + offset)
+        # Row 0 of the part is row `begin`, so it stands as many keys further.
+        exact = reference.attention(
+            rows,
+            *keys_and_values,
+            causal=causal,
+            offset=begin + offset,
+            **{
+                name: _part(name, x, (end, end, slice(begin, stop), slice(keys)), to_host)
+                for name, x in options.items()
+            },
+        )
         inputs = (rows, keys_and_values[0], keys_and_values[1])
         found.append(Rows((end, end, slice(begin, stop)), inputs, exact))
     return found
+
+
+def _part(name: str, x: Any, where: tuple[Any, ...], to_host: ToHost) -> Any:
+    """Return what an option is for some rows and keys of one head."""
+    axes = {"mask": 4, "bias": 4, "alibi_slopes": 2, "sinks": 2}.get(name)
+    if axes is None or x is None:
+        return x
+    # Axes that are absent are those in front; one of a single element serves every index.
+    places = zip(where[axes - x.ndim : axes], x.shape, strict=True)
+    index = (slice(None) if isinstance(at, slice) and extent == 1 else at for at, extent in places)
+    return to_host(x[tuple(index)])
 
 
 def errors(out: Any, exact: list[Rows], family: str | None, to_host: ToHost) -> dict[str, float]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import subprocess
 import sys
 import tarfile
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,12 +22,13 @@ import gather_peers
 import peers
 import protocol
 import time_attention
-from cupy_flash import attention, timing
+from cupy_flash import attention
 from peers import Arrays, Case, Ours
+from pretended_gpu import pretend
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 # Modules of peers, which need the peers.
-NOT_ALONE = {"peers_torch", "peers_jax"}
+NOT_ALONE = {"peers_torch", "peers_jax", "peers_options"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -90,19 +89,6 @@ def test_a_kernel_of_ours_says_what_it_cannot_do():
     assert "float32" in Ours("sm80").why_not(Case("float32", 1, 4, 4, 64, 64, True))
 
 
-class FakeStream(contextlib.nullcontext):
-    ptr = 1
-
-    def synchronize(self):
-        pass
-
-    def begin_capture(self):
-        pass
-
-    def end_capture(self):
-        return SimpleNamespace(launch=lambda stream: None)
-
-
 class Peer(peers.Candidate):
     """Computes `factor` times attention, or fails."""
 
@@ -134,20 +120,7 @@ class OursOnNumpy(Ours):
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """NumPy in CuPy's place, and events that say 2 ms."""
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
-    cuda = SimpleNamespace(
-        Event=lambda: event,
-        Stream=lambda non_blocking: FakeStream(),
-        Device=lambda: SimpleNamespace(synchronize=lambda: None),
-        get_elapsed_time=lambda start, stop: 2.0,
-    )
-    fake = SimpleNamespace(
-        asarray=np.asarray, asnumpy=np.asarray, ascontiguousarray=np.ascontiguousarray, cuda=cuda
-    )
-    monkeypatch.setattr(peers, "cupy", fake)
-    monkeypatch.setattr(protocol, "cupy", fake)
-    monkeypatch.setattr(timing, "import_cupy", lambda: fake)
+    pretend(monkeypatch, peers, protocol)
     monkeypatch.setattr(protocol, "_clock", lambda stream: lambda: 1755.0)
 
 
