@@ -193,6 +193,13 @@ def merged(results: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**old, **results, **both}
 
 
+def write(results: dict[str, Any], path: Path | None, add: bool) -> None:
+    """Write what there is so far: a run may be ended before its last point."""
+    if path is not None:
+        both = merged(results, path) if add else results
+        path.write_text(json.dumps(both, indent=1) + "\n")
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -201,7 +208,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--add", action="store_true", help="keep the other points of that file")
     parser.add_argument("--dtype", nargs="+", default=["float16"], choices=["float16", "bfloat16"])
     parser.add_argument("--n", nargs="*", type=int, choices=LENGTHS, help="none: --growth alone")
-    parser.add_argument("--d", nargs="+", type=int, choices=DIMS, default=list(DIMS))
+    parser.add_argument("--d", nargs="+", type=int, choices=DIMS)
     parser.add_argument("--only", nargs="+", choices=OPTIONS, default=list(OPTIONS))
     parser.add_argument("--kernel", default="sm80", help="of ours (default: sm80)")
     words = functools.partial(peer_words, known=PEERS, groups={})
@@ -214,11 +221,14 @@ def arguments() -> argparse.Namespace:
         help="where FlexAttention, which compiles each case for seconds (default: 4096 16384)",
     )
     parser.add_argument("--rounds", type=int, help="samples (default: 9)")
-    parser.add_argument("--quick", action="store_true", help="5 rounds, n = 4096 and 16384")
+    parser.add_argument(
+        "--quick", action="store_true", help="5 rounds, n = 4096 and 16384, d = 128"
+    )
     parser.add_argument("--growth", action="store_true", help="also time along n with a window")
     args = parser.parse_args()
     if args.n is None:
         args.n = list(QUICK_LENGTHS if args.quick else LENGTHS)
+    args.d = args.d or list(DIMS[1:] if args.quick else DIMS)
     args.rounds = args.rounds or (5 if args.quick else 9)
     return args
 
@@ -227,24 +237,25 @@ def main() -> None:
     args = arguments()
     ours = Ours(args.kernel)
     peers, used = chosen(args.peers, PEERS)
-    names, points = [peer.name for peer in peers], []
+    points: list[Point] = []
+    how = {"rounds": args.rounds, "kernel": args.kernel}
+    results = {"machine": machine(), "peers": used, **how, "points": points}
+    save = functools.partial(write, results, args.json, args.add)
     for dtype, d, n in itertools.product(args.dtype, args.d, args.n):
         able = [peer for peer in peers if peer.name != FLEX or n in args.flex_n]
         point = measure(dtype, n, d, with_plain(args.only), [ours, *able], args.rounds)
         points.append(point)
         cupy.get_default_memory_pool().free_all_blocks()
-        print(*aligned(table([point], ours.name, names)), "", sep="\n", flush=True)
-    results = {"machine": machine(), "peers": used, "rounds": args.rounds, "kernel": args.kernel}
+        rows = table([point], ours.name, [peer.name for peer in peers])
+        print(*aligned(rows), "", sep="\n", flush=True)
+        save()
     if args.growth:
         results["growth"] = measure_growth(args.dtype[0], GROWTH_LENGTHS, ours, args.rounds)
         print(*aligned(growth_table(results["growth"])), sep="\n")
         for word, power in results["growth"]["exponents"].items():
             print(f"{OPTIONS[word].text}: time grows as n^{power:.2f}")
+        save()
     print("", *reasons(points), sep="\n")
-    results["points"] = points
-    if args.json:
-        results = merged(results, args.json) if args.add else results
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

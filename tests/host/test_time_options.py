@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -245,3 +246,30 @@ def test_time_along_n(small, monkeypatch):
         for n in time_options.GROWTH_LENGTHS
     ]
     assert time_options.exponents(points) == pytest.approx({"window-left": 1, CAUSAL: 2})
+
+
+def test_the_script_writes_what_it_prints(small, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(time_options, "LENGTHS", (24, 48))
+    monkeypatch.setattr(time_options, "DIMS", (4, 8))
+    monkeypatch.setattr(time_options, "GROWTH_LENGTHS", (16, 32, 48))
+    monkeypatch.setattr(time_options, "Ours", OursOnNumpy)
+    monkeypatch.setattr(time_options, "machine", lambda: {"gpu": "none"})
+    path = tmp_path / "options.json"
+    asked = ["time_options.py", "--kernel=auto", "--rounds=1", f"--json={path}", "--add"]
+    monkeypatch.setattr(sys, "argv", [*asked, "--only", "softcap", "--growth"])
+    time_options.main()
+    assert "softcap" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*asked, "--d=8", "--n=48", "--only", "softcap", "sinks"])
+    time_options.main()
+    results = json.loads(path.read_text())
+    found = {(p["d"], p["n"]): list(p["options"]) for p in results["points"]}
+    one, two = [FULL, "softcap"], [FULL, CAUSAL, "softcap", "sinks"]
+    assert found == {(4, 24): one, (4, 48): one, (8, 24): one, (8, 48): two}
+    assert len(results["growth"]["points"]) == 3
+    assert (results["rounds"], results["kernel"]) == (1, "auto")
+
+
+def test_a_quick_run_is_short(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["time_options.py", "--quick"])
+    args = time_options.arguments()
+    assert (args.n, args.d, args.rounds, args.peers) == ([4096, 16_384], [128], 5, [])
