@@ -108,8 +108,8 @@ def measure(
     Returns
     -------
     dict
-        "dtype", "batch", "heads", "n", "d", "sm_clock_mhz", and "options": for each word "visible",
-        the share of visible pairs, and "candidates" as `protocol.measure` has them.
+        "dtype", "batch", "heads", "n", "d", "sm_clock_mhz", and "options": for each word "text",
+        "visible", the share of visible pairs, and "candidates" as `protocol.measure` has them.
     """
     cases = {word: case_of(OPTIONS[word], dtype, n, d) for word in words}
     cases = {word: case for word, case in cases.items() if not OPTIONS[word].too_large(case)}
@@ -119,6 +119,7 @@ def measure(
     options: dict[str, Any] = {}
     for word, case in cases.items():
         options[word] = {
+            "text": case.option.text,
             "visible": visible(case, entries[word, candidates[0].name].arrays),
             "candidates": {c.name: found[word, c.name] for c in candidates},
         }

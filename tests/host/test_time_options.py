@@ -139,6 +139,7 @@ def test_a_point_is_checked_and_timed_option_by_option(small):
     assert list(point["options"]) == list(OPTIONS)
     for word, found in point["options"].items():
         ours = found["candidates"]["auto"]
+        assert found["text"] == OPTIONS[word].text
         assert ours["error_over_bound"] <= 1, word
         assert ours["calls"] == 8
         assert ours["seconds"] == pytest.approx(2e-3 / 8)
