@@ -56,7 +56,8 @@ def test_the_page_of_variables_is_the_table_of_the_code():
 
 
 def test_the_pages_of_speed_show_every_table():
-    pages = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("speed.md", "traffic.md"))
+    names = ("speed.md", "traffic.md")
+    pages = "".join((DOCS / name).read_text(encoding="utf-8") for name in names)
     shown = re.findall(r"^\{\{ (\w+) \}\}$", pages, re.MULTILINE)
     assert sorted(shown) == sorted(speed_tables.TABLES)
 
