@@ -7,7 +7,7 @@ from dataclasses import dataclass
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 WARP = 32
 # What a block of sm80 keeps in shared memory beside its tiles.
-SM80_WORK_BYTES = 128
+SM80_WORK_BYTES = 192
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 #include "params.cuh"
 #include "schedule.cuh"
 #include "score.cuh"
+#include "score_arrays.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 #include "types.cuh"
@@ -18,19 +19,31 @@ constexpr int kColumnChunk = kWarp * kColumnsPerLane;
 template <class Config>
 struct NaiveRow {
   using A = typename Config::Accumulate;
-  using Softmax = OnlineSoftmax<A, 1, kWarp, NaturalWeight<A>>;
+  using Arrays = ScoreArrays<Config>;
+  static constexpr bool kSink = is_given<typename Config::Sinks>;
+  using Softmax = OnlineSoftmax<A, 1, kWarp, NaturalWeight<A>, kSink>;
 
   const Params& params;
   const typename Config::QType* q;  // row of q
   const typename Config::KType* k;  // (n, d)
   const typename Config::VType* v;  // (n, p)
   Mask<Config> mask;
+  Arrays arrays;  // from row and key 0 on
+  Score<Config> of_product;
+  A sink;
   long long row;
   int lane;
 
-  __device__ __forceinline__ A score(long long key) const {
+  // The score of a key, and whether the row sees it.
+  __device__ __forceinline__ A score(long long key, bool& visible) const {
     const A scale_q = static_cast<A>(params.scale_q);
-    const bool visible = mask.tile(row, key).visible(0, 0);
+    visible = mask.tile(row, key).visible(0, 0);
+    A bias = A(0);
+    if (Arrays::kHide && visible) {
+      const ScoreElements<A> found = arrays(row, key);
+      visible = found.visible;
+      bias = found.bias;
+    }
     A dot = A(0);
     if (visible) {
       for (long long x = 0; x < params.d; ++x) {
@@ -40,22 +53,29 @@ struct NaiveRow {
         dot = multiply_add(q_x, k_x, dot);
       }
     }
-    return Score<Config>(params)(dot, visible);
+    const A distance = static_cast<A>(row + mask.extent.offset - key);
+    return Score<Config>::masked(of_product(dot, bias, distance), visible);
   }
 
   // Sums columns [column, column + kColumnChunk) of O over the row's keys.
   __device__ __forceinline__ void attend(long long column, Softmax& softmax,
                                          A (&O)[kColumnsPerLane]) const {
     const KeyRange keys = mask.keys_of(row, row + 1);
-    for (long long tile = keys.begin; tile < keys.end; tile += kWarp) {
+    const KeyRange tiles = Mask<Config>::template tiles_of<kWarp>(keys);
+    for (long long tile = tiles.begin; tile < tiles.end; tile += kWarp) {
       RegisterTile<A, 1, 1> S;
-      S(0, 0) = score(tile + lane);
+      bool visible;
+      S(0, 0) = score(tile + lane, visible);
       A alpha[1];
       softmax.update(S, alpha);
 #pragma unroll
       for (int c = 0; c < kColumnsPerLane; ++c) O[c] *= alpha[0];
+      const int first =
+          Config::kLeft ? static_cast<int>(maximum(keys.begin - tile, 0ll)) : 0;
       const int count = static_cast<int>(minimum(keys.end - tile, static_cast<long long>(kWarp)));
-      for (int j = 0; j < count; ++j) {
+      for (int j = first; j < count; ++j) {
+        // Values of hidden keys may be NaN.
+        if (Arrays::kHide && !__shfl_sync(0xffffffffu, static_cast<int>(visible), j)) continue;
         const A P = __shfl_sync(0xffffffffu, S(0, 0), j);
 #pragma unroll
         for (int c = 0; c < kColumnsPerLane; ++c) {
@@ -68,7 +88,14 @@ struct NaiveRow {
         }
       }
     }
-    softmax.finish();
+    if constexpr (kSink) {
+      A alpha[1];
+      softmax.finish(sink, alpha);
+#pragma unroll
+      for (int c = 0; c < kColumnsPerLane; ++c) O[c] *= alpha[0];
+    } else {
+      softmax.finish();
+    }
   }
 };
 
@@ -88,7 +115,10 @@ __device__ __forceinline__ void forward_naive(const Params& params) {
         entry_of<const typename Config::QType>(params.q, tile, tile.head) + row * params.q.row,
         entry_of<const typename Config::KType>(params.k, tile, kv_head),
         entry_of<const typename Config::VType>(params.v, tile, kv_head),
-        {tile.extent},
+        {params, tile.extent},
+        ScoreArrays<Config>::of(params, tile),
+        Score<Config>(params, number_of_head<A, typename Config::Slopes>(params.alibi_slopes, tile)),
+        number_of_head<A, typename Config::Sinks>(params.sinks, tile),
         row,
         lane,
     };

@@ -11,6 +11,7 @@
 #include "params.cuh"
 #include "schedule.cuh"
 #include "score.cuh"
+#include "score_arrays.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 #include "types.cuh"
@@ -35,6 +36,9 @@ struct SimtBlock {
   static constexpr int kPack = kColumns < kVector ? kColumns : kVector;
 
   using Scores = RegisterTile<A, kRows, kKeys>;
+  using Output = RegisterTile<A, kRows, kColumns>;
+  static constexpr bool kSink = is_given<typename Config::Sinks>;
+  using Softmax = OnlineSoftmax<A, kRows, kThreadsN, NaturalWeight<A>, kSink>;
   using QTile = SharedTile<A, kHeadDim>;
   using PTile = SharedTile<A, kBlockN>;
   using KTile = SharedTile<A, kChunkD>;
@@ -72,6 +76,22 @@ struct SimtBlock {
     return (c / kPack * kThreadsN + thread_n) * kPack + c % kPack;
   }
 
+  // The thread's elements of P.
+  __device__ __forceinline__ void write_p(Scores& S) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int j = 0; j < kKeys; ++j) *P.at(row_of(r), key_of(j)) = S(r, j);
+    }
+  }
+  __device__ __forceinline__ void read_p(Scores& S) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int j = 0; j < kKeys; ++j) S(r, j) = *P.at(row_of(r), key_of(j));
+    }
+  }
+
   // S += Q[:, column : column + kChunkD] K^T for the chunk of K in the stage.
   __device__ __forceinline__ void product_qk(int column, Scores& S) const {
 #pragma unroll 1
@@ -94,7 +114,7 @@ struct SimtBlock {
   }
 
   // O += P[:, key : key + kChunkN] V for the chunk of V in the stage.
-  __device__ __forceinline__ void product_pv(int key, A (&O)[kRows][kColumns]) const {
+  __device__ __forceinline__ void product_pv(int key, Output& O) const {
 #pragma unroll 1
     for (int j = 0; j < kChunkN; j += kVector) {
       Pack<A, kVector> p[kRows];
@@ -109,7 +129,7 @@ struct SimtBlock {
           for (int r = 0; r < kRows; ++r) {
 #pragma unroll
             for (int x = 0; x < kPack; ++x) {
-              O[r][c + x] = multiply_add(p[r].value[e], v.value[x], O[r][c + x]);
+              O(r, c + x) = multiply_add(p[r].value[e], v.value[x], O(r, c + x));
             }
           }
         }
@@ -118,114 +138,210 @@ struct SimtBlock {
   }
 };
 
+// The scores of a tile's products that only a factor is between, and where the row is out of sight -inf.
+template <class Config, class Block>
+__device__ __forceinline__ void scale_and_hide(const Block& block, const TileMask<Config>& sees,
+                                               const Score<Config>& score,
+                                               typename Block::Scores& S) {
+  const bool all_visible = sees.template all_visible<Block::kBlockM, Block::kBlockN>();
+#pragma unroll
+  for (int r = 0; r < Block::kRows; ++r) {
+#pragma unroll
+    for (int j = 0; j < Block::kKeys; ++j) {
+      const bool visible = all_visible || sees.visible(block.row_of(r), block.key_of(j));
+      S(r, j) = Score<Config>::masked(score(S(r, j)), visible);
+    }
+  }
+}
+
+// The same with all options. `arrays` begin at the block's first row and the tile's first key, `place` is
+// where the first row stands from that key. A thread's products wait in its elements of P, so that the
+// rows take turns: unrolled, their loads from the arrays take more registers than there are.
+template <class Config, class Block>
+__device__ __forceinline__ void score_and_hide(const Block& block, const TileMask<Config>& sees,
+                                               const Score<Config>& score,
+                                               const ScoreArrays<Config>& arrays,
+                                               typename Block::A place,
+                                               typename Block::Scores& S) {
+  using A = typename Block::A;
+  block.write_p(S);
+  ScoreElements<A> of_key[Block::kKeys];
+#pragma unroll
+  for (int j = 0; j < Block::kKeys; ++j) {
+    const int key = block.key_of(j);
+    if (key < sees.keys) of_key[j] = arrays.template elements<false>(0, key, {});
+  }
+#pragma unroll 1
+  for (int r = 0; r < Block::kRows; ++r) {
+    const int row = block.row_of(r);
+    const A row_place = place + static_cast<A>(row);
+#pragma unroll
+    for (int j = 0; j < Block::kKeys; ++j) {
+      const int key = block.key_of(j);
+      ScoreElements<A> found = of_key[j];
+      const bool inside = sees.visible(row, key);
+      if (inside) found = arrays.template elements<true>(row, key, found);
+      A* element = block.P.at(row, key);
+      *element = Score<Config>::masked(
+          score(*element, found.bias, row_place - static_cast<A>(key)), inside && found.visible);
+    }
+  }
+  block.read_p(S);
+}
+
+// Zeroes the values in the stage, those from key `key` on, of keys that no row of the block sees. Where
+// they lie is worked out again, lest it takes registers from the products.
+template <class Config, class Block>
+__device__ __forceinline__ void clear_hidden_values(const Params& params, const Tile& tile,
+                                                    const Block& block, long long key) {
+  const int j = threadIdx.x;
+  const TileMask<Config> sees = Mask<Config>{params, tile.extent}.tile(tile.row_begin, key);
+  const auto arrays = ScoreArrays<Config>::of(params, tile).from(tile.row_begin, key);
+  if (j < Block::kChunkN && !arrays.any_row_sees(sees, j)) {
+#pragma unroll 1
+    for (int c = 0; c < Block::kHeadDimV; ++c) *block.V.at(j, c) = typename Block::A(0);
+  }
+}
+
+// Computes m, l and O of the block's rows over all keys; `careful` if values of hidden keys may be NaN.
+template <class Config, class Block>
+__device__ __forceinline__ void attend(const Params& params, const Schedule<Config>& schedule,
+                                       const Block& block, const Tile& tile, bool careful,
+                                       typename Block::Softmax& softmax,
+                                       typename Block::Output& O) {
+  using A = typename Block::A;
+  using Arrays = ScoreArrays<Config>;
+  constexpr int kRows = Block::kRows;
+  constexpr int kThreads = Block::kThreads;
+  constexpr bool kChunks = Block::kChunkD < Block::kHeadDim;  // K comes in more than one chunk
+  constexpr bool kLeft = Config::kLeft;
+  const long long kv_head = tile.head / params.group;
+  const Matrix<typename Config::KType> k = {
+      entry_of<const typename Config::KType>(params.k, tile, kv_head), params.k.row,
+      params.k.column};
+  const Matrix<typename Config::VType> v = {
+      entry_of<const typename Config::VType>(params.v, tile, kv_head), params.v.row,
+      params.v.column};
+  const Score<Config> score(
+      params, number_of_head<A, typename Config::Slopes>(params.alibi_slopes, tile));
+  const Arrays arrays = Arrays::of(params, tile);
+  const Mask<Config> mask = {params, tile.extent};
+  const KeyRange keys = mask.keys_of(tile.row_begin, tile.row_end);
+  const KeyRange tiles = Mask<Config>::template tiles_of<Block::kBlockN>(keys);
+
+  Transfer<typename Config::KType, kThreads, Block::kBlockN, Block::kChunkD> next_k;
+  Transfer<typename Config::VType, kThreads, Block::kChunkN, Block::kHeadDimV> next_v;
+  next_k.template fetch<kLeft>(k, tiles.begin, keys.end, 0, params.d, keys.begin);
+  softmax.clear();
+  O.clear();
+  for (long long key = tiles.begin; key < tiles.end; key += Block::kBlockN) {
+    typename Block::Scores S;
+    int x = 0;
+    do {
+      next_k.store(block.K, A(1));
+      __syncthreads();
+      if (kChunks && x + Block::kChunkD < params.d) {
+        next_k.template fetch<kLeft>(k, key, keys.end, x + Block::kChunkD, params.d, keys.begin);
+      } else {
+        next_v.template fetch<kLeft>(v, key, keys.end, 0, params.p, keys.begin);
+      }
+      block.product_qk(x, S);
+      __syncthreads();
+      x += Block::kChunkD;
+    } while (kChunks && x < params.d);
+    const TileMask<Config> sees = mask.tile(tile.row_begin, key);
+    const Arrays of_tile = arrays.from(tile.row_begin, key);
+    if constexpr (Arrays::kHide || Score<Config>::kMore) {
+      const A place = static_cast<A>(tile.row_begin + tile.extent.offset - key);
+      score_and_hide(block, sees, score, of_tile, place, S);
+    } else {
+      scale_and_hide(block, sees, score, S);
+    }
+    A alpha[kRows];
+    softmax.update(S, alpha);
+    scale_rows(O, alpha);
+    // Read by other lanes after the barrier that V's first chunk needs.
+    block.write_p(S);
+    const int count = static_cast<int>(
+        minimum(keys.end - key, static_cast<long long>(Block::kBlockN)));
+    for (int j = 0; j < count; j += Block::kChunkN) {
+      next_v.store(block.V, A(1));
+      __syncthreads();
+      if (Arrays::kHide && careful) {
+        clear_hidden_values<Config>(params, schedule.current(), block, key + j);
+        __syncthreads();
+      }
+      if (j + Block::kChunkN < count) {
+        next_v.template fetch<kLeft>(v, key + j + Block::kChunkN, keys.end, 0, params.p,
+                                     keys.begin);
+      } else {
+        next_k.template fetch<kLeft>(k, key + Block::kBlockN, keys.end, 0, params.d, keys.begin);
+      }
+      block.product_pv(j, O);
+      __syncthreads();
+    }
+  }
+}
+
+// Writes the rows of O and lse that a thread holds.
+template <class Config, class Block>
+__device__ __forceinline__ void store_rows(const Params& params, const Block& block,
+                                           const Tile& tile, const typename Block::Softmax& softmax,
+                                           typename Block::Output& O) {
+  using A = typename Block::A;
+  using OType = typename Config::OType;
+  OType* o = entry_of<OType>(params.o, tile, tile.head);
+  A* lse = entry_of<A>(params.lse, tile, tile.head);
+#pragma unroll
+  for (int r = 0; r < Block::kRows; ++r) {
+    const long long row = tile.row_begin + block.row_of(r);
+    if (row >= tile.row_end) continue;
+#pragma unroll
+    for (int c = 0; c < Block::kColumns; ++c) {
+      const int column = block.column_of(c);
+      if (column < params.p) {
+        store_global(o + row * params.o.row + column * params.o.column,
+                     Round<OType>::from(softmax.template output<OType>(r, O(r, c))));
+      }
+    }
+    if (block.thread_n == 0 && params.lse.data != nullptr) {
+      store_global(lse + row * params.lse.row, softmax.lse(r));
+    }
+  }
+}
+
 template <class Config>
 __device__ __forceinline__ void forward_simt(const Params& params) {
   using A = typename Config::Accumulate;
   using Block = SimtBlock<Config>;
-  using OType = typename Config::OType;
-  constexpr int kRows = Block::kRows;
-  constexpr int kKeys = Block::kKeys;
-  constexpr int kColumns = Block::kColumns;
-  constexpr int kThreads = Block::kThreads;
-  constexpr bool kChunks = Block::kChunkD < Block::kHeadDim;  // K comes in more than one chunk
+  constexpr bool kHide = ScoreArrays<Config>::kHide;
   const Block block;
-  const Score<Config> score(params);
   Schedule<Config> schedule(params);
   Tile tile;
   while (schedule.next(tile)) {
-    const long long kv_head = tile.head / params.group;
     const Matrix<typename Config::QType> q = {
         entry_of<const typename Config::QType>(params.q, tile, tile.head), params.q.row,
         params.q.column};
-    const Matrix<typename Config::KType> k = {
-        entry_of<const typename Config::KType>(params.k, tile, kv_head), params.k.row,
-        params.k.column};
-    const Matrix<typename Config::VType> v = {
-        entry_of<const typename Config::VType>(params.v, tile, kv_head), params.v.row,
-        params.v.column};
-    const Mask<Config> mask = {tile.extent};
-    const KeyRange keys = mask.keys_of(tile.row_begin, tile.row_end);
-
     // The barrier after the last stage has passed, so nobody reads the previous tile's Q any more.
-    Transfer<typename Config::QType, kThreads, Block::kBlockM, Block::kHeadDim> next_q;
+    Transfer<typename Config::QType, Block::kThreads, Block::kBlockM, Block::kHeadDim> next_q;
     next_q.fetch(q, tile.row_begin, minimum(tile.row_end, tile.extent.rows), 0, params.d);
     next_q.store(block.Q, static_cast<A>(params.scale_q));
-    Transfer<typename Config::KType, kThreads, Block::kBlockN, Block::kChunkD> next_k;
-    Transfer<typename Config::VType, kThreads, Block::kChunkN, Block::kHeadDimV> next_v;
-    next_k.fetch(k, keys.begin, keys.end, 0, params.d);
-    OnlineSoftmax<A, kRows, Block::kThreadsN, NaturalWeight<A>> softmax(params);
-    A O[kRows][kColumns] = {};
-    for (long long key = keys.begin; key < keys.end; key += Block::kBlockN) {
-      typename Block::Scores S;
-      int x = 0;
-      do {
-        next_k.store(block.K, A(1));
-        __syncthreads();
-        if (kChunks && x + Block::kChunkD < params.d) {
-          next_k.fetch(k, key, keys.end, x + Block::kChunkD, params.d);
-        } else {
-          next_v.fetch(v, key, keys.end, 0, params.p);
-        }
-        block.product_qk(x, S);
-        __syncthreads();
-        x += Block::kChunkD;
-      } while (kChunks && x < params.d);
-      const TileMask<Config> sees = mask.tile(tile.row_begin, key);
-      const bool all_visible = sees.template all_visible<Block::kBlockM, Block::kBlockN>();
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int j = 0; j < kKeys; ++j) {
-          const bool visible = all_visible || sees.visible(block.row_of(r), block.key_of(j));
-          S(r, j) = score(S(r, j), visible);
-        }
-      }
-      A alpha[kRows];
-      softmax.update(S, alpha);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) O[r][c] *= alpha[r];
-#pragma unroll
-        for (int j = 0; j < kKeys; ++j) {
-          // Read by other lanes after the barrier that V's first chunk needs.
-          *block.P.at(block.row_of(r), block.key_of(j)) = S(r, j);
-        }
-      }
-      const int count = static_cast<int>(
-          minimum(keys.end - key, static_cast<long long>(Block::kBlockN)));
-      for (int j = 0; j < count; j += Block::kChunkN) {
-        next_v.store(block.V, A(1));
-        __syncthreads();
-        if (j + Block::kChunkN < count) {
-          next_v.fetch(v, key + j + Block::kChunkN, keys.end, 0, params.p);
-        } else {
-          next_k.fetch(k, key + Block::kBlockN, keys.end, 0, params.d);
-        }
-        block.product_pv(j, O);
-        __syncthreads();
-      }
-    }
-    softmax.finish();
+    typename Block::Softmax softmax(params);
+    typename Block::Output O;
+    bool careful = false;
+    do {
 
+      attend(params, schedule, block, tile, careful, softmax, O);
+      // Nearly always everything is finite.
+    } while (kHide && !careful && (careful = __any_sync(0xffffffffu, __syncthreads_or(!softmax.finite(O)))));
     const Tile done = schedule.current();
-    OType* o = entry_of<OType>(params.o, done, done.head);
-    A* lse = entry_of<A>(params.lse, done, done.head);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const long long row = done.row_begin + block.row_of(r);
-      if (row >= done.row_end) continue;
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const int column = block.column_of(c);
-        if (column < params.p) {
-          store_global(o + row * params.o.row + column * params.o.column,
-                       Round<OType>::from(softmax.template output<OType>(r, O[r][c])));
-        }
-      }
-      if (block.thread_n == 0 && params.lse.data != nullptr) {
-        store_global(lse + row * params.lse.row, softmax.lse(r));
-      }
+    if constexpr (Block::kSink) {
+      A alpha[Block::kRows];
+      softmax.finish(number_of_head<A, typename Config::Sinks>(params.sinks, done), alpha);
+      scale_rows(O, alpha);
+    } else {
+      softmax.finish();
     }
+    store_rows<Config>(params, block, done, softmax, O);
   }
 }

@@ -1,5 +1,5 @@
-// Which keys a row may see. Tiles nobody sees are skipped, keys that no row of a block sees are never
-// loaded, and the elements of a tile on the edge are masked one by one.
+// Which keys a row may see by its place. Tiles nobody sees are skipped, keys that no row of a block sees
+// are never loaded, and the elements of a tile on the edge are masked one by one.
 #pragma once
 
 #include "params.cuh"
@@ -9,7 +9,7 @@
 struct Extent {
   long long rows;    // q_length: rows beyond are padding
   long long keys;    // k_length: keys beyond are padding
-  long long offset;  // row i sees keys to i + offset
+  long long offset;  // row i stands at key i + offset
 };
 
 struct KeyRange {
@@ -21,28 +21,37 @@ struct KeyRange {
 // key key_begin + j.
 template <class Config>
 struct TileMask {
-  int rows;      // rows of the tile that count
-  int keys;      // keys of the tile that count
-  int diagonal;  // causal: row r sees key j if j <= r + diagonal
+  int rows;   // rows of the tile that count
+  int keys;   // keys of the tile that count
+  int left;   // kLeft: row r sees key j only if j >= r + left
+  int right;  // kRight: row r sees key j only if j <= r + right
 
   // The rows from `row` and the keys from `key` on.
   __device__ __forceinline__ TileMask from(int row, int key) const {
-    return {rows - row, keys - key, Config::kRight ? diagonal + row - key : 0};
+    return {rows - row, keys - key, Config::kLeft ? left + row - key : 0,
+            Config::kRight ? right + row - key : 0};
   }
+
+  // Row r sees the keys from this one on; in tiles of keys that begin before key 0, keys below too.
+  __device__ __forceinline__ int begin(int r) const { return Config::kLeft ? r + left : 0; }
 
   // Row r sees the keys before this one.
   __device__ __forceinline__ int end(int r) const {
-    const int last = Config::kRight ? minimum(keys, r + diagonal + 1) : keys;
+    const int last = Config::kRight ? minimum(keys, r + right + 1) : keys;
     return r < rows ? last : 0;
   }
 
-  __device__ __forceinline__ bool visible(int r, int j) const { return j < end(r); }
+  __device__ __forceinline__ bool visible(int r, int j) const {
+    return (!Config::kLeft || j >= begin(r)) && j < end(r);
+  }
 
-  // Whether any of the first kRows rows sees a key.
-  template <int kRows>
+  // Whether any of the first kRows rows sees one of the first kKeys keys. From row to row what is seen
+  // moves by one key, so that together the rows see one range.
+  template <int kRows, int kKeys>
   __device__ __forceinline__ bool any_visible() const {
     bool any = rows > 0 && keys > 0;
-    if (Config::kRight) any = any && minimum(rows, kRows) - 1 + diagonal >= 0;
+    if (Config::kRight) any = any && minimum(rows, kRows) - 1 + right >= 0;
+    if (Config::kLeft) any = any && left < minimum(keys, kKeys);
     return any;
   }
 
@@ -50,28 +59,43 @@ struct TileMask {
   template <int kRows, int kKeys>
   __device__ __forceinline__ bool all_visible() const {
     bool all = rows >= kRows && keys >= kKeys;
-    if (Config::kRight) all = all && diagonal >= kKeys - 1;
+    if (Config::kRight) all = all && right >= kKeys - 1;
+    if (Config::kLeft) all = all && kRows - 1 + left <= 0;
     return all;
   }
 };
 
 template <class Config>
 struct Mask {
+  const Params& params;
   Extent extent;
 
   // Keys that at least one of rows [row_begin, row_end) sees; everything outside is invisible.
   __device__ __forceinline__ KeyRange keys_of(long long row_begin, long long row_end) const {
     row_end = minimum(row_end, extent.rows);
     if (row_begin >= row_end) return {0, 0};
+    long long begin = 0;
     long long end = extent.keys;
-    if (Config::kRight) end = minimum(end, row_end + extent.offset);
-    return {0, maximum(end, 0ll)};
+    if (Config::kLeft) begin = maximum(row_begin + extent.offset - params.left, begin);
+    if (Config::kRight) end = minimum(end, row_end + extent.offset + params.right);
+    if (Config::kLeft && begin >= end) return {0, 0};
+    return {begin, maximum(end, 0ll)};
+  }
+
+  // The same from the tile of kKeys keys on that the first of them lies in: which keys form a tile
+  // depends on no row.
+  template <int kKeys>
+  static __device__ __forceinline__ KeyRange tiles_of(KeyRange keys) {
+    static_assert((kKeys & (kKeys - 1)) == 0, "a power of two");
+    return {Config::kLeft ? keys.begin & -static_cast<long long>(kKeys) : 0, keys.end};
   }
 
   // Of the rows from row_begin on, and the keys of a range; whoever sees beyond it is not asked.
   __device__ __forceinline__ TileMask<Config> tile(long long row_begin, KeyRange keys) const {
+    const long long place = row_begin + extent.offset - keys.begin;
     return {within_int(extent.rows - row_begin), within_int(keys.end - keys.begin),
-            Config::kRight ? within_int(row_begin + extent.offset - keys.begin) : 0};
+            Config::kLeft ? within_int(place - params.left) : 0,
+            Config::kRight ? within_int(place + params.right) : 0};
   }
 
   __device__ __forceinline__ TileMask<Config> tile(long long row_begin, long long key_begin) const {

@@ -56,10 +56,12 @@ struct TileCopy {
   static constexpr bool kEven = Tile::kRows % kDown == 0;
   static_assert(kDown % 8 == 0, "the rows of a thread are turned alike");
 
-  // Copies rows from `row` on; beyond `rows` rows and `columns` columns the tile becomes 0 and nothing
-  // is read.
+  // Copies rows from `row` on; beyond `rows` rows and `columns` columns, and with kSkip in the first
+  // `skipped` rows, the tile becomes 0 and nothing is read.
+  template <bool kSkip = false>
   static __device__ __forceinline__ void run(const Tile& tile, const Matrix<T>& matrix,
-                                             long long row, int rows, int columns) {
+                                             long long row, int rows, int columns,
+                                             int skipped = 0) {
     // Opaque, or what follows from the thread's place lives in registers through the whole kernel.
     const int thread = opaque(static_cast<int>(threadIdx.x));
     const int first_row = thread / kAcross;
@@ -73,11 +75,12 @@ struct TileCopy {
                         piece * 8 * matrix.column_stride;
       const unsigned target = tile.at(first_row, piece);
       const int below = count > 0 ? rows - first_row : 0;  // rows from the thread's first one on
+      const int above = kSkip ? skipped - first_row : 0;
 #pragma unroll kUnroll
       for (int r = 0; r < kRowSteps; ++r) {
         if (kEven || first_row < Tile::kRows - r * kDown) {
           copy_piece(target + r * kDown * Tile::kPitch, source, matrix.column_stride,
-                     r * kDown < below ? count : 0);
+                     r * kDown < below && (!kSkip || r * kDown >= above) ? count : 0);
         }
         // Opaque, or the addresses of all copies take registers that the products need.
         if (r + 1 < kRowSteps) source = opaque(source + step);

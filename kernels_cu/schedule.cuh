@@ -72,7 +72,7 @@ struct Schedule {
     Tile tile;
     long long rest = number / params.row_tiles;
     const long long row_tile = number - rest * params.row_tiles;
-    // Under a causal mask the last rows see the most keys: they start first.
+    // Where keys are bounded on the right the last rows see the most of them: they start first.
     tile.row_begin = (Config::kRight ? params.row_tiles - 1 - row_tile : row_tile) * Config::kBlockM;
     tile.row_end = minimum(tile.row_begin + Config::kBlockM, params.m);
     tile.head = rest % params.heads;
@@ -91,7 +91,6 @@ struct Schedule {
     tile.extent.keys = LengthOf<typename Config::KLengths>::read(params.k_lengths, tile, params.n);
     tile.extent.offset =
         Config::kOffsetFromLengths ? tile.extent.keys - tile.extent.rows : params.offset;
-    if (Config::kRight) tile.extent.offset += params.right;
     return tile;
   }
 };

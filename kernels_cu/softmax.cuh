@@ -45,8 +45,9 @@ struct NaturalWeight {
   __device__ __forceinline__ A p_scale() const { return scale; }
 };
 
-// The same for scores in a unit of their own, Params::scale_s: one multiply-add and one ex2. The maximum
-// is subtracted first, so that the largest weight is exact however large the scores are.
+// The same in one multiply-add and one ex2, also for scores in a unit of their own, Params::scale_s. The
+// maximum is subtracted first, so that the largest weight is exact however large the scores are.
+template <bool kNatural>
 struct ScaledWeight {
   const Params& params;  // what is needed once isn't held in registers
   float unit_log2;
@@ -54,7 +55,7 @@ struct ScaledWeight {
 
   __device__ __forceinline__ explicit ScaledWeight(const Params& params)
       : params(params),
-        unit_log2(static_cast<float>(params.scale_s) * 1.4426950408889634f),
+        unit_log2((kNatural ? 1.0f : static_cast<float>(params.scale_s)) * 1.4426950408889634f),
         p_exponent(static_cast<float>(exponent_of(static_cast<float>(params.p_scale)))) {}
 
   __device__ __forceinline__ float operator()(float below) const {
@@ -64,7 +65,7 @@ struct ScaledWeight {
     return exp2_approx(below * unit_log2);
   }
   __device__ __forceinline__ float natural(float score) const {
-    return score * static_cast<float>(params.scale_s);
+    return kNatural ? score : score * static_cast<float>(params.scale_s);
   }
   __device__ __forceinline__ float p_scale() const { return static_cast<float>(params.p_scale); }
 
@@ -74,14 +75,20 @@ struct ScaledWeight {
   }
 };
 
-template <class A, int kRows, int kLanes, class Weight>
+template <class A, int kRows, int kLanes, class Weight, bool kSink = false>
 struct OnlineSoftmax {
   A m[kRows];  // maximum of the scores so far, -inf before the first visible one
   A l[kRows];  // this lane's share of the sum of p_scale exp(S - m)
+  bool keyless[kSink ? kRows : 1];
   Weight weight;
 
   template <class Source>
   __device__ __forceinline__ explicit OnlineSoftmax(const Source& source) : weight(source) {
+    clear();
+  }
+
+  // Forgets the tiles so far.
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       m[r] = -Limits<A>::infinity();
@@ -117,12 +124,41 @@ struct OnlineSoftmax {
     for (int r = 0; r < kRows; ++r) l[r] = lanes_sum<A, kLanes>(l[r]);
   }
 
-  __device__ __forceinline__ bool empty(int r) const { return m[r] == -Limits<A>::infinity(); }
+  // The same, and then one more logit takes part in every row's sum, an attention sink: it has no value.
+  // Returns in alpha what O must be multiplied by. From here on m is in natural units.
+  __device__ __forceinline__ void finish(A sink, A (&alpha)[kRows]) {
+    static_assert(kSink, "rows remember whether they have seen a key");
+    finish();
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      keyless[r] = l[r] == A(0);
+      const A natural = weight.natural(m[r]);
+      m[r] = maximum(natural, sink);
+      const A reference = reference_of(m[r]);
+      alpha[r] = exponential(natural - reference);
+      l[r] = multiply_add(l[r], alpha[r], exponential(sink - reference) * weight.p_scale());
+    }
+  }
 
-  // log of the sum of exp(S); p_scale is a power of two, so dividing by it is exact.
+  // Whether a thread's share of the sums is finite: 0 times anything else isn't 0.
+  template <class Tile>
+  __device__ __forceinline__ bool finite(Tile& O) const {
+    A zero = A(0);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      zero = multiply_add(l[r], A(0), zero);
+#pragma unroll
+      for (int c = 0; c < Tile::kColumns; ++c) zero = multiply_add(O(r, c), A(0), zero);
+    }
+    return zero == A(0);
+  }
+
+  // Whether the row has seen no key: the largest weight is p_scale, and so is l at least, or NaN.
+  __device__ __forceinline__ bool empty(int r) const { return kSink ? keyless[r] : l[r] == A(0); }
+
+  // log of the sum of exp(S), -inf of none; p_scale is a power of two, so dividing by it is exact.
   __device__ __forceinline__ A lse(int r) const {
-    if (empty(r)) return -Limits<A>::infinity();
-    return weight.natural(m[r]) + logarithm(l[r] / weight.p_scale());
+    return (kSink ? m[r] : weight.natural(m[r])) + logarithm(l[r] / weight.p_scale());
   }
 
   // O of a row from its running sum. The sums can't overflow (p_scale), the quotient and its rounding to

@@ -34,13 +34,32 @@ struct SharedTile {
 };
 
 // A thread's part of a tile in registers.
-template <class A, int kRows, int kColumns_>
+template <class A, int kRows_, int kColumns_>
 struct RegisterTile {
+  static constexpr int kRows = kRows_;
   static constexpr int kColumns = kColumns_;
   A value[kRows][kColumns] = {};
 
   __device__ __forceinline__ A& operator()(int row, int column) { return value[row][column]; }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) value[r][c] = A(0);
+    }
+  }
 };
+
+// Multiplies the rows that a thread holds of a tile, however it holds them.
+template <class A, class Tile>
+__device__ __forceinline__ void scale_rows(Tile& tile, const A (&factor)[Tile::kRows]) {
+#pragma unroll
+  for (int r = 0; r < Tile::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < Tile::kColumns; ++c) tile(r, c) *= factor[r];
+  }
+}
 
 // A strided matrix in global memory.
 template <class T>
@@ -63,15 +82,20 @@ struct Transfer {
 
   T value[kColumnSteps][kRowSteps];
 
-  // Loads from (row, column); what lies at or beyond row_end or column_end becomes 0 and isn't read.
+  // Loads from (row, column); what lies at or beyond row_end or column_end, and with kSkip before
+  // row_begin, becomes 0 and isn't read.
+  template <bool kSkip = false>
   __device__ __forceinline__ void fetch(const Matrix<T>& matrix, long long row, long long row_end,
-                                        long long column, long long column_end) {
+                                        long long column, long long column_end,
+                                        long long row_begin = 0) {
     // Opaque, or what follows from the thread's place and the step lives in registers through the
     // whole kernel.
     const int thread = opaque(static_cast<int>(threadIdx.x));
     const int first_row = thread / kAcross;
     const int first_column = thread % kAcross;
     const int rows = static_cast<int>(minimum(row_end - row, static_cast<long long>(kRows)));
+    const int skipped =
+        kSkip ? static_cast<int>(maximum(row_begin - row, 0ll)) - first_row : 0;
     const long long step = opaque(kDown * matrix.row_stride);
 #pragma unroll
     for (int c = 0; c < kColumnSteps; ++c) {
@@ -81,7 +105,9 @@ struct Transfer {
 #pragma unroll
       for (int r = 0; r < kRowSteps; ++r) {
         value[c][r] = T();
-        if (x < column_end && first_row + r * kDown < rows) value[c][r] = load_global(source);
+        if (x < column_end && first_row + r * kDown < rows && (!kSkip || r * kDown >= skipped)) {
+          value[c][r] = load_global(source);
+        }
         source += step;
       }
     }

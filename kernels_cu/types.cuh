@@ -18,6 +18,11 @@ __device__ __forceinline__ float to_float(Float16 value) { return float_from_hal
 __device__ __forceinline__ float to_float(BFloat16 value) {
   return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
 }
+// Of integers and float64, rounded to nearest.
+template <class T>
+__device__ __forceinline__ float to_float(T value) {
+  return static_cast<float>(value);
+}
 
 template <class A>
 struct Convert;
@@ -34,9 +39,10 @@ template <>
 struct Convert<double> {
   template <class T>
   static __device__ __forceinline__ double from(T value) {
-    return static_cast<double>(to_float(value));
+    return static_cast<double>(value);
   }
-  static __device__ __forceinline__ double from(double value) { return value; }
+  static __device__ __forceinline__ double from(Float16 value) { return to_float(value); }
+  static __device__ __forceinline__ double from(BFloat16 value) { return to_float(value); }
 };
 
 template <class T>
@@ -105,6 +111,9 @@ __device__ __forceinline__ float exponential(float x) {
   return exp2_approx(x * 1.4426950408889634f);
 }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
+
+__device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
+__device__ __forceinline__ double hyperbolic_tangent(double x) { return tanh(x); }
 
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }

@@ -214,4 +214,4 @@ def _route_lines(routes: Any) -> list[str]:
     cells = [
         (f"GPU {route['gpu']}, {route['dtype']}", *route["families"].values()) for route in routes
     ]
-    return [*lines, *aligned([header, *cells])]
+    return [*lines, *aligned([header, *cells]), "each with every option of attention"]

@@ -81,6 +81,35 @@ def test_back_to_back_collectives_keep_their_operands_apart(schedule: int, ucont
     np.testing.assert_array_equal(y, x.sum())
 
 
+@pytest.mark.parametrize("voter", [-1, 0, 37, 95])
+def test_votes_of_a_warp_and_of_a_block(voter: int, schedule: int) -> None:
+    body = """
+    store(p.y + i, 1.f * __any_sync(0xffffffffu, i == p.n ? 4 : 0));
+    store(p.y + 96 + i, 1.f * (__syncthreads_or(i == p.n ? -2 : 0) != 0));
+    """
+    kernel = kernel_of(body, np.float32)
+    y = np.full(192, np.nan, np.float32)
+    launch(kernel, y, y, n=voter, threads=96, regions=[Region.of("y", y, True)], schedule=schedule)
+    warp, block = (y != 0).reshape(2, 3, 32)
+    np.testing.assert_array_equal(warp.any(axis=1), np.arange(3) == voter // 32)
+    assert (warp == warp[:, :1]).all()
+    assert (block == (voter >= 0)).all()
+
+
+def test_votes_of_a_block_in_a_row_are_apart_and_wait_for_all(schedule: int) -> None:
+    body = """
+    for (int turn = 0; turn < 8; ++turn) {
+      sm[i] = turn;
+      const int odd = __syncthreads_or(turn % 2 != 0 && i == turn * 11);
+      if (odd != turn % 2 || sm[95 - i] != turn) return;
+      __syncthreads();
+    }
+    store(p.y + i, 1.f);
+    """
+    y = emulate(body, count=96, threads=96, smem=384, schedule=schedule)
+    np.testing.assert_array_equal(y, 1)
+
+
 def test_the_fallback_back_end_is_the_portable_one() -> None:
     paths = [build(EMPTY, "kernel", PARAMS.itemsize, ucontext=u) for u in (True, False)]
     assert [b"swapcontext" in path.read_bytes() for path in paths] == [True, False]

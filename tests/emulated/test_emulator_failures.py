@@ -55,6 +55,15 @@ DIVERGENT = {
         r"warp 1 diverged: lanes 0xffffffdf wait at __shfl_sync \(body.cuh:2\), "
         r"lanes 0x00000020 exited",
     ),
+    "lanes at two votes": (
+        "sm[i] = i & 4 ? __any_sync(0xffffffffu, 1)\n  : __any_sync(0xffffffffu, 0);",
+        r"0x0f0f0f0f wait at __any_sync \(body.cuh:2\), lanes 0xf0f0f0f0 wait at __any_sync",
+    ),
+    "warps at a vote and a barrier": (
+        "if (i < 32) sm[i] = __syncthreads_or(1);\nelse __syncthreads();",
+        r"threads of warp 0 wait at __syncthreads_or \(body.cuh:1\), "
+        r"threads of warp 1 wait at __syncthreads \(body.cuh:2\)",
+    ),
     "deadlock of a barrier and a collective": (
         "if (i % 32 == 3) __syncthreads();\nelse __syncwarp();",
         r"0xfffffff7 wait at __syncwarp \(body.cuh:2\), lanes 0x00000008 wait at __syncthreads",
@@ -81,9 +90,11 @@ def test_uniform_branches_are_not_divergence(schedule: int) -> None:
     assert (emulate(body, count=64, n=1, threads=64, smem=256, schedule=schedule) == 1).all()
 
 
-def test_partial_mask_is_refused() -> None:
-    with pytest.raises(EmulationError, match=r"thread 0: __shfl_sync with mask 0x0000ffff: only"):
-        emulate("sm[i] = __shfl_sync(0x0000ffffu, 1.f, 0);", smem=128)
+@pytest.mark.parametrize("call", ["__shfl_sync(0x0000ffffu, 1.f, 0)", "__any_sync(0x0000ffffu, 1)"])
+def test_partial_mask_is_refused(call: str) -> None:
+    name = call.partition("(")[0]
+    with pytest.raises(EmulationError, match=rf"thread 0: {name} with mask 0x0000ffff: only"):
+        emulate(f"sm[i] = {call};", smem=128)
 
 
 # Memory.

@@ -87,6 +87,47 @@ REFUSALS: dict[str, Refusal] = {
         "int32 and int64",
     ),
     "lengths of another batch": (lambda: {"q_lengths": ints(1, 2, 3)}, ValueError, "batch axes"),
+    "mask on the host": (
+        lambda: {"mask": np.ones(N, bool)},
+        TypeError,
+        r"cupy\.asarray\(mask\)",
+    ),
+    "mask of integers": (
+        lambda: {"mask": ints(*[1] * N)},
+        TypeError,
+        r"mask has dtype int32.*mask\.astype\(bool\)",
+    ),
+    "mask of keys without its axes": (
+        lambda: {"mask": cupy.asarray(np.ones((BATCH, N), bool))},
+        ValueError,
+        r"mask has shape \(2, 6\).*mask\[\.\.\., None, None, :\]",
+    ),
+    "complex bias": (
+        lambda: {"bias": cupy.asarray(np.ones(N, np.complex64))},
+        TypeError,
+        r"bias has dtype complex64.*bias\.real",
+    ),
+    "bias of other rows": (lambda: {"bias": drawn(M + 1)}, ValueError, "bias has shape"),
+    "slopes of integers": (lambda: {"alibi_slopes": ints(1, 2, 3, 4)}, TypeError, "astype"),
+    "slopes of other heads": (
+        lambda: {"alibi_slopes": cupy.asarray(np.ones(3))},
+        ValueError,
+        r"alibi_slopes has shape \(3,\).*leading axes \(2, 4\)",
+    ),
+    "sinks of a batch": (
+        lambda: {"sinks": cupy.asarray(np.ones(BATCH))},
+        ValueError,
+        r"sinks\[\.\.\., None\]",
+    ),
+    "softcap on the GPU": (
+        lambda: {"softcap": drawn(M)[0, 0, 0, 0]},
+        TypeError,
+        r"float\(softcap\)",
+    ),
+    "softcap of zero": (lambda: {"softcap": 0.0}, ValueError, "must be > 0"),
+    "window of one bound": (lambda: {"window": 3}, TypeError, "pair"),
+    "window on the GPU": (lambda: {"window": (ints(3)[0], 0)}, TypeError, "left bound"),
+    "negative window": (lambda: {"window": (3, -1)}, ValueError, "right bound is -1"),
     "out of another shape": (lambda: {"out": drawn(M + 1)}, ValueError, r"must be \(2, 4, 6, 8\)"),
     "out of another dtype": (lambda: {"out": drawn(M, "float64")}, TypeError, "cast silently"),
     "broadcast out": (
@@ -173,6 +214,23 @@ def test_out_may_not_share_an_element(name: str, shift: str, launches: list[Any]
         cupy_flash.attention(*arrays.values(), out=out)
     assert not launches
     assert (buffer.get() == before).all()
+
+
+@pytest.mark.parametrize("name", ["mask", "bias", "alibi_slopes", "sinks", "k_lengths"])
+def test_out_may_not_share_an_element_with_an_option(name: str, launches: list[Any]) -> None:
+    shape, dtype = {
+        "mask": ((M, N), "bool"),
+        "bias": ((M, N), "float32"),
+        "alibi_slopes": ((HEADS,), "float64"),
+        "sinks": ((BATCH, HEADS), "float32"),
+        "k_lengths": ((BATCH,), "int32"),
+    }[name]
+    out = cupy.full((BATCH, HEADS, M, D), SENTINEL, np.float32)
+    option = cupy.ndarray(shape, dtype, out.data)
+    with pytest.raises(ValueError, match=f"out shares memory with {name}"):
+        cupy_flash.attention(drawn(M), drawn(N), drawn(N), out=out, **{name: option})
+    assert not launches
+    assert (out.get() == SENTINEL).all()
 
 
 @every_kernel

@@ -17,6 +17,7 @@ from cupy_flash.commands import check as check_command
 from cupy_flash.commands.check_case import KINDS, LAYOUTS
 from cupy_flash.commands.check_problems import CHECKS
 from cupy_flash.explanation import explain
+from cupy_flash.problem import SMALL_ARRAYS
 
 
 @pytest.fixture
@@ -67,7 +68,8 @@ def ignoring(name):
 
     def wrong(Q, K, V, scores, sink):
         if name == "window":
-            scores = replace(scores, problem=replace(scores.problem, left=None, right=None))
+            right = 0 if scores.problem.right == 0 else None
+            scores = replace(scores, problem=replace(scores.problem, left=None, right=right))
         elif name == "softcap":
             scores = replace(scores, problem=replace(scores.problem, softcap=None))
         elif name == "sinks":
@@ -80,20 +82,23 @@ def ignoring(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "failing"),
     [
-        *(("window", "window"), ("mask", "mask"), ("bias", "bias"), ("softcap", "softcap")),
-        *(("slope", "ALiBi"), ("sinks", "sinks")),
+        ("window", {"window", "causal", "lengths"}),
+        ("mask", {"mask", "causal"}),
+        ("bias", {"bias"}),
+        ("softcap", {"softcap"}),
+        ("slope", {"ALiBi", "lengths"}),
+        ("sinks", {"sinks", "causal"}),
     ],
 )
-def test_an_option_that_is_ignored_fails_its_column_and_not_the_plain_one(
-    name, kind, no_gpu, monkeypatch, capsys
+def test_an_option_that_is_ignored_fails_the_columns_of_its_problems(
+    name, failing, no_gpu, monkeypatch, capsys
 ):
     monkeypatch.setattr(blocked, "attend", ignoring(name))
     assert main(["check", "--dtype", "float32"]) == 1
     shown = options_of(capsys.readouterr().out)["blocked", "float32"]
-    assert shown[kind] == "FAIL"
-    assert float(shown["plain"]) <= 1
+    assert {kind for kind, cell in shown.items() if cell == "FAIL"} == failing | {"all"}
 
 
 def without_last_key(attend, Q, K, V, scores, sink):
@@ -201,7 +206,9 @@ def test_problems_cover_what_kernels_get_wrong():
     assert any(check.q[-1] > 256 for check in CHECKS)
     assert {kind for check in CHECKS for kind in check.kinds} == {*KINDS}
     (every,) = (check for check in CHECKS if check.name == "all-options")
-    assert {*every.kinds} == {*KINDS} - {"plain"}
+    assert every.kinds == ("all",)
+    assert every.data("float32", 0).keys() == {"q", "k", "v", *SMALL_ARRAYS}
+    assert every.options.keys() == {"window", "causal", "softcap"}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
@@ -210,7 +217,7 @@ def test_keys_that_no_row_sees_are_nan_and_no_others(check):
     arrays = check.data("float64", 0)
     q, k, v = (arrays.pop(name) for name in "qkv")
     *leading, n, _ = k.shape
-    if not {"window", "mask", "bias", "lengths"} & {*check.kinds}:
+    if not {"window", "mask", "bias", "lengths", "all"} & {*check.kinds}:
         assert not any(np.isnan(x).any() for x in (k, v))
         return
     nan = np.isnan(k).any(axis=-1)
@@ -220,7 +227,7 @@ def test_keys_that_no_row_sees_are_nan_and_no_others(check):
     unit = np.broadcast_to(np.eye(n), (*leading, n, n))
     weights = attention(np.zeros_like(q), np.zeros_like(k), unit, **small, **options)
     seen = (weights.reshape(*leading, -1, *weights.shape[-2:]) != 0).any(axis=(-3, -2))
-    if {"window", "mask", "bias"} & {*check.kinds}:
+    if {"window", "mask", "bias", "all"} & {*check.kinds}:
         np.testing.assert_array_equal(nan, ~seen)
     else:
         # Keys within a length may be seen by no row, when no row counts.

@@ -22,6 +22,16 @@ inline void sync_threads(Site site) {
   wait(Stop{Status::at_barrier, "__syncthreads", site, 0, nullptr});
 }
 
+// Whether any thread's predicate isn't 0. Votes take turns with three places: whoever enters one clears
+// the next one's, which nobody reads any more since all have entered the one before.
+inline int sync_threads_or(Site site, int predicate) {
+  const unsigned vote = state.current->votes++;
+  state.votes[(vote + 1) % 3] = false;
+  if (predicate != 0) state.votes[vote % 3] = true;
+  wait(Stop{Status::at_barrier, "__syncthreads_or", site, 0, nullptr});
+  return state.votes[vote % 3];
+}
+
 class Block {
  public:
   Block(unsigned threads, Schedule schedule, unsigned long long seed)
@@ -32,6 +42,7 @@ class Block {
 
   // Runs the block that `state` describes; false if it failed.
   bool run(void (*thread_entry)()) {
+    state.votes[0] = false;
     for (unsigned i = 0; i < warps_ * kLanes; ++i) start_thread(i, thread_entry);
     for (;;) {
       if (schedule_ == Schedule::random) shuffle_order();
@@ -47,6 +58,7 @@ class Block {
   static void start_thread(unsigned i, void (*entry)()) {
     Thread& thread = state.threads[i];
     thread.index = i;
+    thread.votes = 0;
     thread.collectives = 0;
     thread.stop = Stop{Status::ready, "", Site{"", 0, -1}, 0, nullptr};
     async_copies[i].clear();

@@ -38,7 +38,9 @@ struct Index {
 
 // Macros, because only they can name the line that a thread waits at.
 #define __syncthreads() ::emu::sync_threads(EMU_SITE)
+#define __syncthreads_or(...) ::emu::sync_threads_or(EMU_SITE, __VA_ARGS__)
 #define __syncwarp() ::emu::sync_warp(EMU_SITE)
+#define __any_sync(...) ::emu::any(EMU_SITE, __VA_ARGS__)
 #define __shfl_sync(...) ::emu::shuffle(EMU_SITE, __VA_ARGS__)
 #define __shfl_xor_sync(...) ::emu::shuffle_xor(EMU_SITE, __VA_ARGS__)
 

@@ -56,6 +56,7 @@ struct Thread {
   FiberStack stack;
   unsigned index;
   Stop stop;
+  unsigned votes;        // block-wide votes that this thread has entered
   unsigned collectives;  // how many this thread has entered; its parity picks the deposit
   alignas(16) unsigned char deposits[2][kDepositBytes];
 };
@@ -67,6 +68,7 @@ struct State {
   unsigned block_index;
   unsigned grid_blocks;
   bool copies_land_early;
+  bool votes[3];  // of the block's last, this and next vote
   unsigned long long steps;
   unsigned long long max_steps;
   bool failed;

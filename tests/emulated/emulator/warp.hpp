@@ -116,6 +116,15 @@ T shuffle_xor(Site site, unsigned mask, T value, int lane_mask) {
   return exchange("__shfl_xor_sync", site, value)[lane];
 }
 
+// Whether any lane's predicate isn't 0.
+inline int any(Site site, unsigned mask, int predicate) {
+  require_full_mask("__any_sync", mask);
+  const Deposits<int> predicates = exchange("__any_sync", site, predicate);
+  for (unsigned lane = 0; lane < kLanes; ++lane)
+    if (predicates[lane] != 0) return 1;
+  return 0;
+}
+
 inline void sync_warp(Site site, unsigned mask = 0xffffffffu) {
   require_full_mask("__syncwarp", mask);
   wait(Stop{Status::at_collective, "__syncwarp", site, 0, nullptr});
