@@ -181,7 +181,7 @@ def of_row(options: Options, b: int, h: int, i: int, heads: int) -> Options:
             alone[name] = table[b, h, i : i + 1]
     for name in LEADING:
         if name in options:
-            alone[name] = np.broadcast_to(options[name], (BATCH, heads))[b, h]
+            alone[name] = np.asarray(np.broadcast_to(options[name], (BATCH, heads))[b, h])
     if "q_lengths" in options:
         rows = int(options["q_lengths"][b])
         alone["q_lengths"] = ints(min(max(rows - i, 0), 1))
