@@ -10,51 +10,17 @@ import numpy as np
 
 from cupy_flash import accuracy, reference
 from layouts import LAYOUTS, strided
+from probe_options import BATCH, HEADS, M, N
 from problems import DTYPES
 
 Array = np.ndarray[Any, Any]
 Result = tuple[Array, Array]
-
-# A probe with lengths, one with an offset that leaves rows and keys unseen, and the plain ones.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"causal": True, "offset": 20},
-    "causal, far left": {"causal": True, "offset": -33},
-    "lengths": {"q_lengths": (70, 41, 0), "k_lengths": (99, 0, 101)},
-    "causal lengths": {"causal": True, "q_lengths": (70, 41, 33), "k_lengths": (64, 97, 5)},
-}
-BATCH, HEADS, M, N = 3, 2, 71, 101
-
-
-def options_of(name: str) -> dict[str, Any]:
-    return {
-        key: np.asarray(value, np.int32) if key.endswith("lengths") else value
-        for key, value in OPTIONS[name].items()
-    }
 
 
 def draw(dtype: str, d: int, p: int, kv_heads: int = HEADS, group: int = 1) -> list[Array]:
     rng = np.random.default_rng(d * 1000 + p)
     shapes = (kv_heads * group, M, d), (kv_heads, N, d), (kv_heads, N, p)
     return [rng.standard_normal((BATCH, *shape)).astype(DTYPES[dtype]) for shape in shapes]
-
-
-def visible(
-    m: int,
-    n: int,
-    *,
-    causal: bool = False,
-    offset: int | None = None,
-    q_lengths: Array | None = None,
-    k_lengths: Array | None = None,
-) -> Array:
-    """Return the table (..., m, n) of which row sees which key, for every batch entry."""
-    rows = np.asarray(m if q_lengths is None else q_lengths)[..., None, None]
-    keys = np.asarray(n if k_lengths is None else k_lengths)[..., None, None]
-    at = keys - rows if offset is None else offset
-    i, j = np.arange(m)[:, None], np.arange(n)
-    seen = (i < rows) & (j < keys)
-    return seen & (j <= i + at) if causal else seen
 
 
 def ulp(x: Array, dtype: str) -> Array:

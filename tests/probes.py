@@ -16,11 +16,9 @@ import ml_dtypes
 import numpy as np
 
 from cupy_flash import accuracy
+from option_probes import OPTION_PROBES
+from probe_options import BATCH, HEADS, LENGTHS, OPTIONS, PAIRS, M, N, of_row, visible
 from probe_tools import (
-    BATCH,
-    OPTIONS,
-    M,
-    N,
     Result,
     assert_close,
     assert_same,
@@ -28,10 +26,8 @@ from probe_tools import (
     bounds,
     draw,
     edges,
-    options_of,
     placed,
     ulp,
-    visible,
 )
 from problems import DTYPES
 
@@ -44,10 +40,12 @@ def check_visible_keys(
     """P1: with q = 0 and v a shifted identity, the results spell out the set of visible keys.
 
     A head reads `width` columns of the identity (all of them for 0), so that together they read
-    every one. Lengths may be arrays: each of their elements is a problem of the batch.
+    every one. Each element of the lengths, and each batch axis of mask and bias, whose finite
+    numbers are 0, is a problem of the batch.
     """
     batch = np.broadcast_shapes(
-        *(np.shape(options[name]) for name in ("q_lengths", "k_lengths") if name in options)
+        *(np.shape(options[name]) for name in LENGTHS if name in options),
+        *(np.shape(options[name])[:-3] for name in PAIRS if name in options),
     )
     width = width or max(n, 1)
     chunks = max(-(-n // width), 1)
@@ -60,23 +58,26 @@ def check_visible_keys(
     what = f"m={m} n={n} width={width} {dtype} {options}"
     assert out.shape == (*batch, chunks, m, width), (what, out.shape)
     assert lse.shape == (*batch, chunks, m), (what, lse.shape)
-    columns = np.moveaxis(out, -3, -2).reshape(*batch, m, chunks * width)
-    assert (columns[..., n:] == 0).all(), f"{what}: a column of zeros is not 0"
-    found = columns[..., :n].astype(lse.dtype, copy=False)
-    seen = visible(m, n, **options)
+    table = np.broadcast_to(visible(m, n, **options), (*batch, chunks, m, n))
+    count = table.sum(axis=-1)
+    # Head h has the columns of keys h * width and on.
+    seen = np.zeros(out.shape, bool)
+    for head, begin in enumerate(range(0, n, width)):
+        part = table[..., head, :, begin : begin + width]
+        seen[..., head, :, : part.shape[-1]] = part
+    found = out.astype(lse.dtype, copy=False)
     wrong = (found != 0) != seen
     assert not wrong.any(), f"{what}: wrong keys at {np.argwhere(wrong)[:5].tolist()}"
-    count = seen.sum(axis=-1)
     want = 1024.0 / np.maximum(count, 1)
+    some = count > 0
     high = found.max(axis=-1, initial=0)
     low = found.min(axis=-1, initial=2048, where=seen)
-    for extreme in (high, low):
-        error = np.where(count > 0, np.abs(extreme - want), 0)
+    for extreme in (high, np.where(seen.any(axis=-1), low, high)):
+        # A head whose columns the row doesn't see has neither.
+        error = np.where(seen.any(axis=-1), np.abs(extreme - want), 0)
         assert (error <= 2 * ulp(want, dtype)).all(), f"{what}: not 1024 / count"
-    with np.errstate(divide="ignore"):
-        log = np.log(count.astype(np.float64))[..., None, :]
-    some = count[..., None, :] > 0
-    error = np.abs(np.where(some, lse - np.where(some, log, 0), 0))
+    log = np.log(np.maximum(count, 1).astype(np.float64))
+    error = np.abs(np.where(some, lse, 0) - log)
     assert (error <= 16 * accuracy.ROUNDING[lse.dtype.name]).all(), f"{what}: lse is not ln(count)"
     assert (np.where(some, -np.inf, lse) == -np.inf).all(), f"{what}: lse of an empty row"
 
@@ -84,20 +85,29 @@ def check_visible_keys(
 def check_non_interference(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P2: what no row sees may hold anything, NaN included; so may rows that see no key."""
     q, k, v = draw(dtype, d, p)
-    for name in ("causal", "causal, far left", "lengths", "causal lengths"):
-        options = options_of(name)
-        seen = np.broadcast_to(visible(M, N, **options), (BATCH, M, N))
-        blind, hidden = ~seen.any(axis=2), ~seen.any(axis=1)
-        assert hidden.any(), f"{name} hides nothing"
+    for name, options in OPTIONS.items():
+        seen = np.broadcast_to(visible(M, N, **options), (BATCH, HEADS, M, N))
+        blind, hidden = ~seen.any(axis=-1), ~seen.any(axis=-2)
+        if not hidden.any():
+            continue
         want = attend(q, k, v, **options)
         assert np.isfinite(want[0].astype(np.float64)).all()
         for value in (np.nan, np.inf, -np.inf, float(ml_dtypes.finfo(DTYPES[dtype]).max)):
             poison = DTYPES[dtype].type(value)
             poisoned = (
-                np.where(which[:, None, :, None], poison, x)
+                np.where(which[..., None], poison, x)
                 for which, x in ((blind, q), (hidden, k), (hidden, v))
             )
-            assert_same_bits(attend(*poisoned, **options), want, f"{name}: {value} where unseen")
+            changed = dict(options)
+            if "bias" in options:
+                # Where the bias is all that hides a pair, it stays.
+                others = visible(M, N, **{**options, "bias": None})
+                unread = ~others & ~np.isneginf(options["bias"].astype(np.float64))
+                with np.errstate(over="ignore"):
+                    unread_value = np.float64(value).astype(options["bias"].dtype)
+                changed["bias"] = np.where(unread, unread_value, options["bias"])
+            what = f"{name}: {value} where unseen"
+            assert_same_bits(attend(*poisoned, **changed), want, what)
 
 
 def check_needle(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
@@ -111,7 +121,7 @@ def check_needle(attend: Attend, dtype: str, d: int, p: int, family: str | None)
     v = (rng.uniform(1, 2, (N, p)) * rng.choice((-1, 1), (N, p))).astype(DTYPES[dtype])
     for causal in (False, True):
         out, lse = attend(q, k, v, scale=1.0, causal=causal)
-        seen = visible(M, N, causal=causal)
+        seen = visible(M, N, causal=causal)[0]
         finds = seen[:, needles].T
         want = np.broadcast_to(v[needles][:, None], out[:, 0].shape)
         assert (out[:, 0][finds] == want[finds]).all(), f"causal={causal}: not the needle's row"
@@ -129,7 +139,7 @@ def check_permutations(attend: Attend, dtype: str, d: int, p: int, family: str |
     got = attend(q, k[..., order, :], v[..., order, :])
     assert_close(got, want, arrays, {}, family, "keys in another order")
     for name in ("plain", "causal"):
-        options = options_of(name)
+        options = OPTIONS[name]
         out, lse = attend(q, k, v, **options)
         for axis, what in ((0, "batch"), (1, "heads")):
             order = np.roll(np.arange(q.shape[axis]), 1)
@@ -152,11 +162,11 @@ def check_ones(attend: Attend, dtype: str, d: int, p: int, family: str | None) -
     """P5: a mean of ones is one; in 16 bits to an ulp and without a bias."""
     q, k, v = draw(dtype, d, p)
     v = np.ones_like(v)
-    for name in OPTIONS:
-        options = options_of(name)
+    for name, options in OPTIONS.items():
+        # A sink takes part of the weights.
+        options = {key: x for key, x in options.items() if key != "sinks"}
         out, _ = attend(q, k, v, **options)
-        seen = np.broadcast_to(visible(M, N, **options).any(axis=-1), (BATCH, M))
-        seen = np.broadcast_to(seen[:, None], out.shape[:-1])
+        seen = np.broadcast_to(visible(M, N, **options).any(axis=-1), out.shape[:-1])
         assert (out[~seen] == 0).all(), f"{name}: a row without keys"
         error = np.abs(out.astype(np.float64) - 1)
         if dtype in ("float16", "bfloat16"):
@@ -173,8 +183,8 @@ def check_linearity(attend: Attend, dtype: str, d: int, p: int, family: str | No
     q, k, v = draw(dtype, d, p)
     # Of one sign, so that no mean is a subnormal number, which would round in another place.
     v = (np.abs(v.astype(np.float64)) % 1 + 1).astype(v.dtype)
-    for name in ("plain", "causal lengths"):
-        options = options_of(name)
+    for name in ("plain", "causal lengths", "everything"):
+        options = OPTIONS[name]
         out, lse = attend(q, k, v, **options)
         for factor in (2.0, -8.0, 0.25):
             got = attend(q, k, v * v.dtype.type(factor), **options)
@@ -186,8 +196,15 @@ def check_linearity(attend: Attend, dtype: str, d: int, p: int, family: str | No
 def check_split_merge(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """P7: parts of the keys, merged by their lse, are the whole."""
     q, k, v = arrays = [x[:1] for x in draw(dtype, d, p)]
+    everything = {name: x for name, x in OPTIONS["everything"].items() if name not in LENGTHS}
+    everything |= {name: everything[name][:1] for name in ("mask", "alibi_slopes", "sinks")}
     for options, cuts in itertools.product(
-        ({"causal": False, "offset": 0}, {"causal": True, "offset": 11}),
+        (
+            {"causal": False, "offset": 0},
+            {"causal": True, "offset": 11},
+            {"window": (40, 20), "offset": 11},
+            everything | {"offset": 7},
+        ),
         ((0, 50, N), (0, 1, 64, 100, N), (0, 32, 32, N), tuple(range(0, N + 20, 20))),
     ):
         whole = attend(q, k, v, **options)
@@ -195,6 +212,10 @@ def check_split_merge(attend: Attend, dtype: str, d: int, p: int, family: str | 
         for begin, end in itertools.pairwise(cuts):
             part = [q, k[..., begin:end, :], v[..., begin:end, :]]
             shifted = options | {"offset": options["offset"] - begin}
+            shifted |= {name: x[..., begin:end] for name, x in options.items() if name in PAIRS}
+            if begin > 0:
+                # One part brings the sinks.
+                shifted.pop("sinks", None)
             parts.append(attend(*part, **shifted))
             part_bounds.append(bounds(part, shifted, family))
         outs, lses = (np.stack([x[i] for x in parts]).astype(np.longdouble) for i in (0, 1))
@@ -244,19 +265,13 @@ def check_integers(attend: Attend, dtype: str, d: int, p: int, family: str | Non
 def check_row_alone(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """Batch invariance: a row by itself has the bits that it has among others."""
     q, k, v = draw(dtype, d, p, 2, 2)
-    for name in OPTIONS:
-        options = options_of(name)
-        given = {key: options.pop(key) for key in ("q_lengths", "k_lengths") if key in options}
-        options.setdefault("offset", 20)
-        out, lse = attend(q, k, v, **options, **given)
+    for name, options in OPTIONS.items():
+        out, lse = attend(q, k, v, **options)
         for b, h, i in itertools.product(range(BATCH), (0, 3), edges(M)):
             alone = q[b, h, i : i + 1], k[b, h // 2], v[b, h // 2]
-            own = {key: x[b : b + 1] for key, x in given.items()}
-            if given:
-                own["q_lengths"] = np.clip(own["q_lengths"] - i, 0, 1).astype(np.int32)
+            if "q_lengths" in options:
                 alone = tuple(x[None, None] for x in alone)
-            shifted = options | {"offset": options["offset"] + int(i)}
-            got = attend(*alone, **shifted, **own)
+            got = attend(*alone, **of_row(options, b, h, int(i), q.shape[1]))
             got = got[0].reshape(1, p), got[1].reshape(1)
             want = out[b, h, i : i + 1], lse[b, h, i : i + 1]
             assert_same_bits(got, want, f"{name}: row {i} of head {h} of entry {b}")
@@ -265,8 +280,7 @@ def check_row_alone(attend: Attend, dtype: str, d: int, p: int, family: str | No
 def check_repeatable(attend: Attend, dtype: str, d: int, p: int, family: str | None) -> None:
     """Determinism: the same call has the same bits."""
     arrays = draw(dtype, d, p)
-    for name in OPTIONS:
-        options = options_of(name)
+    for name, options in OPTIONS.items():
         want = attend(*arrays, **options)
         for _ in range(3):
             assert_same_bits(attend(*arrays, **options), want, name)
@@ -282,6 +296,7 @@ PROBES = {
     "P7 split and merge": check_split_merge,
     "P8 layouts": check_layouts,
     "P12 integers": check_integers,
+    **OPTION_PROBES,
 }
 # Of the kernels only: the bits of the NumPy path are BLAS's.
 KERNEL_PROBES = PROBES | {"row alone": check_row_alone, "repeatable": check_repeatable}

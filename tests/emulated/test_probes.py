@@ -10,17 +10,12 @@ import numpy as np
 import pytest
 
 import emulated_attention
+from probe_options import HIDING, LEADING, LENGTHS, PAIRS, hiding
 from probes import KERNEL_PROBES, Attend, check_visible_keys
 from problems import KERNELS_AND_DTYPES, ONE_DTYPE, Arrays, Case
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
-MASKS = {
-    "none": {},
-    "causal": {"causal": True},
-    "causal, offset -2": {"causal": True, "offset": -2},
-    "causal, offset 3": {"causal": True, "offset": 3},
-}
 # Around the edges of a warp and of a tile of 64.
 SIZES = (*range(13), 31, 32, 33, 63, 64, 65, 66)
 # A call takes the next one, so that a repeated call meets another.
@@ -45,7 +40,8 @@ def emulated(kernel: str) -> Attend:
     schedules = itertools.cycle(SCHEDULES)
 
     def attend(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        lengths = {name: options.pop(name, None) for name in ("q_lengths", "k_lengths")}
+        lengths = {name: options.pop(name, None) for name in LENGTHS}
+        small = {name: Given(options.pop(name)) for name in (*PAIRS, *LEADING) if name in options}
         case = Case(
             batch=(),
             heads=None,
@@ -57,22 +53,22 @@ def emulated(kernel: str) -> Attend:
             dtypes=tuple(x.dtype.name for x in (q, k, v)),
             **options,
         )
-        arrays = Arrays(case, Given(q), Given(k), Given(v), **lengths)
+        arrays = Arrays(case, Given(q), Given(k), Given(v), **lengths, **small)
         result = emulated_attention.attention(arrays, kernel, schedule=next(schedules))
         return result.out, result.lse
 
     return attend
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", HIDING)
 @pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
 def test_visible_keys_of_every_small_size(kernel: str, dtype: str, mask: str) -> None:
     attend = emulated(kernel)
     for m, n in itertools.product(SIZES, SIZES):
-        check_visible_keys(attend, m, n, dtype, width=32, **MASKS[mask])
+        check_visible_keys(attend, m, n, dtype, width=32, **hiding(mask, m, n))
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", HIDING)
 @pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
 def test_visible_keys_with_lengths(kernel: str, dtype: str, mask: str) -> None:
     attend = emulated(kernel)
@@ -80,7 +76,8 @@ def test_visible_keys_with_lengths(kernel: str, dtype: str, mask: str) -> None:
         rows = np.arange(0, m + 1, step, dtype=np.int32)[:, None]
         keys = np.arange(0, n + 1, step, dtype=np.int32)
         lengths = {"q_lengths": rows, "k_lengths": keys}
-        check_visible_keys(attend, m, n, dtype, width=32, **lengths, **MASKS[mask])
+        arrays = hiding(mask, m, n, (len(rows), len(keys)))
+        check_visible_keys(attend, m, n, dtype, width=32, **lengths, **arrays)
 
 
 @pytest.mark.parametrize("probe", KERNEL_PROBES)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import cupy_flash
+from cupy_flash import accuracy, reference
 from layouts import Strided, strided
 from problems import DTYPES, Arrays, result_dtype
 
@@ -55,3 +56,15 @@ def attention(
         untouched = np.array(SENTINEL, after.dtype).view(f"u{after.itemsize}")
         assert (target.outside(after) == untouched).all(), f"something beside {name} was written"
     return got.get(), lse.get()
+
+
+def assert_within_bounds(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, kernel: str, where: str, **options: Any
+) -> None:
+    exact = reference.attention(q, k, v, **options)
+    scale, dtype = reference.default_scale(q.shape[-1]), out.dtype.name
+    bound = accuracy.out_bound(exact, dtype, q, k, v, scale, kernel)
+    compared = accuracy.compare(out, exact.out, bound)
+    assert compared.ok, f"out of {where}: {compared}"
+    compared = accuracy.compare(lse, exact.lse, accuracy.lse_bound(exact, dtype, q, k, scale))
+    assert compared.ok, f"lse of {where}: {compared}"

@@ -11,18 +11,13 @@ import pytest
 from numpy.lib.array_utils import byte_bounds
 
 import cupy_flash
+from probe_options import HIDING, hiding
 from probe_tools import edges
 from probes import KERNEL_PROBES, Attend, check_visible_keys
 from problems import KERNEL_DTYPES, KERNELS_AND_DTYPES, ONE_DTYPE
 
 pytestmark = pytest.mark.gpu
 
-MASKS = {
-    "none": {},
-    "causal": {"causal": True},
-    "causal, offset 0": {"causal": True, "offset": 0},
-    "causal, offset -3": {"causal": True, "offset": -3},
-}
 # naive sums 128 columns of O at a time; simt has a kernel for each of four widths, sm80 of six, and
 # copies (20, 24) in units of 4 bytes, (64, 33) of 2 and the others of 16.
 KERNEL_DIMS = {
@@ -72,14 +67,15 @@ def on_gpu(kernel: str) -> Attend:
     return attend
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", HIDING)
 @pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
 def test_visible_keys_of_every_small_size(kernel: str, dtype: str, mask: str) -> None:
     """Every (m, n) up to 130: one launch for each m, whose batch holds every number of keys."""
     attend = on_gpu(kernel)
     keys = np.arange(LARGEST + 1, dtype=np.int32)
     for m in range(LARGEST + 1):
-        check_visible_keys(attend, m, LARGEST, dtype, k_lengths=keys, **MASKS[mask])
+        options = hiding(mask, m, LARGEST, keys.shape)
+        check_visible_keys(attend, m, LARGEST, dtype, k_lengths=keys, **options)
 
 
 @pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
@@ -92,12 +88,12 @@ def test_visible_keys_of_every_small_number_of_rows(kernel: str, dtype: str) -> 
         check_visible_keys(attend, LARGEST, LARGEST, dtype, width=32, causal=True, **lengths)
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", HIDING)
 @pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
 def test_visible_keys_without_lengths(kernel: str, dtype: str, mask: str) -> None:
     attend = on_gpu(kernel)
     for m, n in itertools.product(SIZES, SIZES):
-        check_visible_keys(attend, m, n, dtype, width=32, **MASKS[mask])
+        check_visible_keys(attend, m, n, dtype, width=32, **hiding(mask, m, n))
 
 
 @pytest.mark.parametrize(("kernel", "dtype"), KERNELS_AND_DTYPES)
@@ -105,8 +101,18 @@ def test_visible_keys_around_every_tile_edge(kernel: str, dtype: str) -> None:
     attend = on_gpu(kernel)
     near = edges(1027)
     keys = np.unique(np.concatenate([near, near + 1])).astype(np.int32)
-    for m, causal in ((1, False), (33, True), (130, True)):
-        check_visible_keys(attend, m, 1027, dtype, 256, k_lengths=keys[keys <= 1027], causal=causal)
+    keys = keys[keys <= 1027]
+    entries = np.arange(1027) % np.arange(2, 2 + len(keys))[:, None] > 0
+    for m, options in (
+        (1, {}),
+        (33, {"causal": True}),
+        (130, {"causal": True}),
+        (33, {"window": (64, 0)}),
+        (130, {"window": (200, 31)}),
+        (130, {"window": (None, 63), "offset": 129}),
+        (33, {"mask": entries[:, None, None]}),
+    ):
+        check_visible_keys(attend, m, 1027, dtype, 256, k_lengths=keys, **options)
 
 
 @pytest.mark.parametrize(("probe", "dtype", "kernel", "d", "p"), EVERY_PROBE)

@@ -121,6 +121,65 @@ def test_a_row_does_not_depend_on_the_others(kernel: str, dtype: str, causal: bo
     assert_same(tuple(x[odd] for x in got), (out[odd], lse[odd]), "when the other rows are NaN")
 
 
+def options_of_heads(hidden: float = 0.3) -> dict[str, np.ndarray[Any, Any]]:
+    """Draw one array for each option; all of them tell heads, batch entries or rows apart."""
+    rng = np.random.default_rng(2)
+    mask = rng.random((BATCH, 1, 1, N)) >= hidden
+    bias = rng.normal(0, 1, (HEADS, M, N))
+    bias[:, 3] = bias[0, :, 100] = -np.inf
+    return {
+        "mask": mask,
+        "bias": bias.astype(np.float32),
+        "alibi_slopes": np.array([0.1, 0, 0.02, 0.3], np.float32),
+        "sinks": rng.normal(0, 1, (BATCH, HEADS)).astype(np.float32),
+    }
+
+
+def scores(**options: Any) -> dict[str, Any]:
+    return {"softcap": 4.0, "window": (120, 60), "return_lse": True, **options}
+
+
+@every_kernel_and_dtype
+def test_options_of_a_head_or_row_alone(kernel: str, dtype: str) -> None:
+    q, k, v = on_gpu(*drawn(dtype))
+    small = options_of_heads()
+    on_device = dict(zip(small, on_gpu(*small.values()), strict=True))
+    out, lse = bits(cupy_flash.attention(q, k, v, **scores(kernel=kernel), **on_device))
+    full = {"mask": (BATCH, HEADS, M, N), "bias": (BATCH, HEADS, M, N)}
+    spread = {name: np.broadcast_to(x, full.get(name, (BATCH, HEADS))) for name, x in small.items()}
+    for entry, head, (begin, end) in itertools.product(
+        range(BATCH), range(HEADS), [(0, M), (0, 1), (63, 65), (M - 1, M)]
+    ):
+        own = {name: np.ascontiguousarray(x[entry, head]) for name, x in spread.items()}
+        own |= {name: own[name][begin:end] for name in full}
+        kv = head * KV_HEADS // HEADS
+        alone = cupy_flash.attention(
+            q[entry, head, begin:end],
+            k[entry, kv],
+            v[entry, kv],
+            offset=N - M + begin,
+            **scores(kernel=kernel),
+            **dict(zip(own, on_gpu(*own.values()), strict=True)),
+        )
+        want = out[entry, head, begin:end], lse[entry, head, begin:end]
+        assert_same(alone, want, f"when rows {begin} to {end} of head {head} are alone")
+
+
+@every_kernel_and_dtype
+def test_nan_where_no_row_looks_changes_no_bit(kernel: str, dtype: str) -> None:
+    q, k, v = drawn(dtype)
+    small = dict(zip(("mask", "bias"), on_gpu(*list(options_of_heads().values())[:2]), strict=True))
+    options = scores(kernel=kernel, **small)
+    want = bits(cupy_flash.attention(*on_gpu(q, k, v), **options))
+    hidden = ~options_of_heads()["mask"][:, 0, 0]
+    for entries in ((0,), (0, 1, 2)):
+        for entry in entries:
+            k[entry, :, hidden[entry]] = v[entry, :, hidden[entry]] = np.nan
+        q[:, :, 3] = np.nan
+        got = cupy_flash.attention(*on_gpu(q, k, v), **options)
+        assert_same(got, want, f"with NaN in hidden keys of entries {entries}")
+
+
 def misaligned(x: np.ndarray[Any, Any], shift: int) -> Any:
     """Upload an array to `shift` elements behind a multiple of 16 bytes."""
     memory = cupy.empty(x.size + shift, x.dtype)
@@ -165,17 +224,21 @@ def test_lengths_that_are_the_full_sizes_change_no_bit(
     assert_same(got, want, "with lengths of all rows and all keys")
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "causal", "everything"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_kernels_agree_within_both_errors(dtype: str, causal: bool) -> None:
+def test_the_kernels_agree_within_both_errors(dtype: str, kind: str) -> None:
     q, k, v = drawn(dtype)
-    exact = reference.attention(q, k, v, causal=causal)
+    options: dict[str, Any] = {"causal": kind == "causal"}
+    if kind == "everything":
+        options |= {"softcap": 4.0, "window": (120, 60), **options_of_heads()}
+    exact = reference.attention(q, k, v, **options)
     scale = reference.default_scale(D)
     found = {}
     for kernel in (kernel for kernel, able in KERNEL_DTYPES.items() if dtype in able):
-        results = cupy_flash.attention(
-            *on_gpu(q, k, v), causal=causal, return_lse=True, kernel=kernel
-        )
+        given = {
+            name: cupy.asarray(x) if isinstance(x, np.ndarray) else x for name, x in options.items()
+        }
+        results = cupy_flash.attention(*on_gpu(q, k, v), **given, return_lse=True, kernel=kernel)
         bounds = (
             accuracy.out_bound(exact, dtype, q, k, v, scale, kernel),
             accuracy.lse_bound(exact, dtype, q, k, scale),

@@ -17,7 +17,7 @@ cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu
 
 RUNS = 1000
-# Sizes that end inside a tile; for each pair of kernel and dtype, so 50 configurations.
+# Sizes that end inside a tile; for each pair of kernel and dtype, so 70 configurations.
 PROBLEMS: dict[str, dict[str, Any]] = {
     "one row": {"heads": 8, "kv_heads": 2, "m": 1, "n": 500, "d": 64, "p": 64},
     "causal": {"heads": 4, "kv_heads": 2, "m": 150, "n": 230, "d": 72, "p": 40, "causal": True},
@@ -29,6 +29,15 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "strided": {
         **{"heads": 2, "kv_heads": 2, "m": 100, "n": 100, "d": 40, "p": 64},
         **{"layouts": ("transposed", "sliced", "unaligned"), "scale": -0.5},
+    },
+    "changed scores": {
+        **{"heads": 4, "kv_heads": 2, "m": 150, "n": 230, "d": 72, "p": 40},
+        **{"bias": "full", "softcap": 15.0, "alibi": "heads", "sinks": "heads"},
+    },
+    # A block that meets a NaN where no row looks computes its rows once more.
+    "hidden": {
+        **{"heads": 4, "kv_heads": 2, "m": 150, "n": 230, "d": 64, "p": 64, "window": (90, 20)},
+        **{"mask": "keys of a batch entry", "bias": "pairs", "poison": True, "seed": 1},
     },
 }
 
