@@ -47,6 +47,16 @@ SM80_TILES = {
     192: Tile(64, 64, 4, WARP, blocks=2),
     256: Tile(64, 64, 4, WARP, blocks=2),
 }
+# The same where scores are changed or hidden one by one (mask, bias, softcap, ALiBi), which takes
+# registers: half the rows, and the most blocks that no combination of options spills with.
+SM80_SCORE_TILES = {
+    32: Tile(64, 64, 4, WARP, blocks=3),
+    64: Tile(64, 64, 4, WARP, blocks=3),
+    96: Tile(64, 64, 4, WARP, blocks=2),
+    128: Tile(64, 64, 4, WARP, blocks=2),
+    192: Tile(64, 64, 4, WARP, blocks=2),
+    256: Tile(64, 64, 4, WARP, blocks=2),
+}
 
 
 @dataclass(frozen=True)
@@ -172,15 +182,23 @@ def _uses_offset(problem: Problem) -> bool:
 def _sm80_tile(widest: int, unit: int, problem: Problem, device: Device) -> Tile:
     """Return the tile of a head-dim bucket, of half the rows where so many registers spill.
 
-    That is where rows don't consist of 16-byte units, where scores are changed or hidden one by
-    one, and from sm_100 on. No bit depends on it: the order of a row's sums is that of the tiles of
-    keys.
+    That is where rows don't consist of 16-byte units, from sm_100 on, and with options that change
+    or hide scores one by one. A window keeps the rows, at 255 registers without a spill, unless it
+    has no right bound: at d = 96 and p = 128 that spilled 8 bytes.
     """
     tile = SM80_TILES[widest]
     per_score = (problem.mask, problem.bias, problem.softcap, problem.alibi_slopes)
-    changed = any(option is not None for option in per_score)
-    if tile.block_m > 64 and (unit < 16 or changed or device.arch >= 100):
-        return replace(tile, block_m=64, blocks=3)
+    newest = device.arch >= 100
+    extra = problem.left is not None or problem.sinks is not None
+    if any(option is not None for option in per_score):
+        tile, extra = SM80_SCORE_TILES[widest], True
+    elif tile.block_m > 64:
+        left_only = problem.left is not None and problem.right is None
+        if unit < 16 or left_only or newest:
+            tile = replace(tile, block_m=64, blocks=2 if newest and extra else 3)
+    if newest and extra and widest == 256:
+        # With 64 keys up to 40 bytes spilled.
+        tile = replace(tile, block_n=32)
     return tile
 
 

@@ -314,7 +314,6 @@ template <class Config>
 __device__ __forceinline__ void forward_simt(const Params& params) {
   using A = typename Config::Accumulate;
   using Block = SimtBlock<Config>;
-  constexpr bool kHide = ScoreArrays<Config>::kHide;
   const Block block;
   Schedule<Config> schedule(params);
   Tile tile;
@@ -329,11 +328,12 @@ __device__ __forceinline__ void forward_simt(const Params& params) {
     typename Block::Softmax softmax(params);
     typename Block::Output O;
     bool careful = false;
-    do {
-
+    for (;;) {
       attend(params, schedule, block, tile, careful, softmax, O);
-      // Nearly always everything is finite.
-    } while (kHide && !careful && (careful = __any_sync(0xffffffffu, __syncthreads_or(!softmax.finite(O)))));
+      if (careful) break;
+      careful = needs_care<Config>(softmax, O);
+      if (!careful) break;
+    }
     const Tile done = schedule.current();
     if constexpr (Block::kSink) {
       A alpha[Block::kRows];

@@ -13,7 +13,7 @@
 #include "schedule.cuh"
 #include "score.cuh"
 #include "score_arrays.cuh"
-#include "score_fragments.cuh"
+#include "sm80_scores.cuh"
 #include "softmax.cuh"
 #include "types.cuh"
 
@@ -34,12 +34,15 @@ struct Sm80Block {
   using Scores = Accumulators<kTiles, Config::kBlockN>;
   using Output = Accumulators<kTiles, Config::kHeadDimV>;
   static constexpr bool kSink = is_given<typename Config::Sinks>;
-  // Scores are made in natural units where the products need more than a factor.
-  using Softmax = OnlineSoftmax<float, Scores::kRows, Scores::kLanes,
-                                ScaledWeight<Score<Config>::kMore>, kSink>;
+  // Where a score is more than a factor times the product it is made in natural units; else the weight
+  // brings the factor in.
+  using Weight = ScaledWeight<Score<Config>::kMore>;
+  using Softmax = OnlineSoftmax<float, Scores::kRows, Scores::kLanes, Weight, kSink>;
   using Bias = ScoreFragment<typename Config::Bias, Scores, Config::kBiasRows>;
-  using MaskWords = MaskFragment<Scores, Config::kMaskRows>;
-  using MaskPairs = typename MaskWords::Pairs;
+  using MaskPairs = ScoreFragment<unsigned char, Scores, Config::kMaskRows>;
+  using MaskWords = MaskFragment<MaskPairs>;
+  // Whether the sums leave room for the bias during the product that it is added to.
+  static constexpr bool kBiasAhead = Config::kHeadDimV <= 128;
 
   // What the block is at. In shared memory, for every register counts in the loop. Keys count from the
   // first one of the first tile.
@@ -47,9 +50,9 @@ struct Sm80Block {
     Tile tile;
     const T* k;  // row of key 0
     const T* v;
-    TileMask<Config> sees;  // of the block's rows
-    int skipped;            // keys of the first tile that nobody sees
-    long long place;        // where the block's first row stands
+    TileMask<Config> sees;      // of the block's rows
+    int skipped;                // keys of the first tile that no row sees
+    long long place;            // where the block's first row stands
     const unsigned char* mask;  // of the block's first row and key 0
     const typename Config::Bias* bias;
     bool mask_paired;  // whether neighbours can be loaded together
@@ -85,11 +88,11 @@ struct Sm80Block {
   __device__ __forceinline__ VTile V() const { return {shared + kVOffset}; }
 };
 
-// Whether any two elements of an array from an even column on can be loaded as one word.
+// Whether the elements 2 c and 2 c + 1 of every row can be loaded as one word. A question to ask at run
+// time: tiles at the edge need the other way anyway, so that the kernel holds both.
 template <class T>
-__device__ __forceinline__ bool in_pairs(const Matrix<T>& array) {
-  const bool even_rows = array.row_stride % 2 == 0;
-  return array.column_stride == 1 && even_rows &&
+__device__ __forceinline__ bool paired(const Matrix<T>& array) {
+  return array.column_stride == 1 && array.row_stride % 2 == 0 &&
          reinterpret_cast<unsigned long long>(array.data) % (2 * sizeof(T)) == 0;
 }
 
@@ -109,36 +112,34 @@ __device__ __forceinline__ void begin(const Params& params, const Tile& tile, Wo
   const auto arrays = ScoreArrays<Config>::of(params, tile).from(tile.row_begin, tiles.begin);
   work.mask = arrays.mask.data;
   work.bias = arrays.bias.data;
-  work.mask_paired = in_pairs(arrays.mask);
-  work.bias_paired = in_pairs(arrays.bias);
+  work.mask_paired = paired(arrays.mask);
+  work.bias_paired = paired(arrays.bias);
   work.score = Score<Config>(
       params, number_of_head<float, typename Config::Slopes>(params.alibi_slopes, tile));
 }
 
-// Starts the copy of a tile of K or V, from its key `key` on; beyond the last key there is none.
-template <class Config, class Copy, class Target, class Block>
-__device__ __forceinline__ void copy_keys(const Target& target, const Block& block,
-                                          const typename Block::T* data, const Operand& operand,
-                                          int key, int columns) {
+// Start the copies of the keys from `key` on, and of their values; beyond the last key there are none.
+// kSkip: the tile may be the first one, of which some keys may be out of sight.
+template <bool kSkip, class Block>
+__device__ __forceinline__ void copy_k(const Params& params, const Block& block, int key) {
   const int keys = block.work().sees.keys - key;
   if (keys > 0) {
-    const int skipped = Config::kLeft ? block.work().skipped - key : 0;
-    Copy::template run<Config::kLeft>(target, {data, operand.row, operand.column}, key, keys,
-                                      columns, skipped);
+    Block::CopyK::template run<kSkip>(
+        block.K(), {block.work().k, params.k.row, params.k.column}, key, keys,
+        static_cast<int>(params.d), kSkip ? block.work().skipped - key : 0);
   }
   commit_async();
 }
 
-template <class Config, class Block>
-__device__ __forceinline__ void copy_k(const Params& params, const Block& block, int key) {
-  copy_keys<Config, typename Block::CopyK>(block.K(), block, block.work().k, params.k, key,
-                                           static_cast<int>(params.d));
-}
-
-template <class Config, class Block>
+template <bool kSkip, class Block>
 __device__ __forceinline__ void copy_v(const Params& params, const Block& block, int key) {
-  copy_keys<Config, typename Block::CopyV>(block.V(), block, block.work().v, params.v, key,
-                                           static_cast<int>(params.p));
+  const int keys = block.work().sees.keys - key;
+  if (keys > 0) {
+    Block::CopyV::template run<kSkip>(
+        block.V(), {block.work().v, params.v.row, params.v.column}, key, keys,
+        static_cast<int>(params.p), kSkip ? block.work().skipped - key : 0);
+  }
+  commit_async();
 }
 
 // Waits until what was copied last has landed for all threads and what was used last is free.
@@ -167,119 +168,6 @@ __device__ __forceinline__ void scale_q(const Params& params, const Block& block
   if (factor == 1.0f) return;
   wait_async<0>();
   Block::CopyQ::scale(block.Q(), factor);
-}
-
-// Gives the elements that lie outside of a warp's band of keys the score -inf.
-template <class Config, class Block>
-__device__ __forceinline__ void hide(const TileMask<Config>& sees, const Block& block,
-                                     typename Block::Scores& S) {
-  using Scores = typename Block::Scores;
-  const int lane = block.lane();
-#pragma unroll
-  for (int r = 0; r < Scores::kRows; ++r) {
-    // Counted from the thread's first column, so that comparisons with a constant are left.
-    const int begin = sees.begin(Scores::row_of(lane, r)) - Scores::column_of(lane, 0);
-    const int end = sees.end(Scores::row_of(lane, r)) - Scores::column_of(lane, 0);
-#pragma unroll
-    for (int c = 0; c < Scores::kColumns; ++c) {
-      const int column = Scores::column_of(0, c);
-      const bool visible = column < end && (!Config::kLeft || column >= begin);
-      S(r, c) = Score<Config>::masked(S(r, c), visible);
-    }
-  }
-}
-
-template <class Config, class Block>
-__device__ __forceinline__ void hide(const typename Block::MaskWords& mask,
-                                     typename Block::Scores& S) {
-  using Scores = typename Block::Scores;
-#pragma unroll
-  for (int r = 0; r < Scores::kRows; ++r) {
-#pragma unroll
-    for (int c = 0; c < Scores::kColumns; ++c) S(r, c) = Score<Config>::masked(S(r, c), mask(r, c));
-  }
-}
-
-template <class Block>
-__device__ __forceinline__ FragmentPlace place_of(const Block& block) {
-  // Opaque, or what follows from the thread's place lives in registers through the whole kernel.
-  const int thread = opaque(static_cast<int>(threadIdx.x));
-  const int lane = thread % 32;
-  const Tile& tile = block.work().tile;
-  return {thread / 32 * Block::kWarpRows + Block::Scores::row_of(lane, 0),
-          static_cast<int>(tile.row_end - tile.row_begin) - 1, Block::Scores::column_of(lane, 0)};
-}
-
-template <class Block>
-__device__ __forceinline__ void fetch_mask(const Params& params, const Block& block, int key,
-                                           typename Block::MaskPairs& mask) {
-  const auto& work = block.work();
-  const long long column = params.mask.column;
-  mask.fetch({work.mask + key * column, params.mask.row, column}, place_of(block),
-             work.sees.keys - key, work.mask_paired);
-}
-
-template <class Block>
-__device__ __forceinline__ void fetch_bias(const Params& params, const Block& block, int key,
-                                           typename Block::Bias& bias) {
-  const auto& work = block.work();
-  const long long column = params.bias.column;
-  bias.fetch({work.bias + key * column, params.bias.row, column}, place_of(block),
-             work.sees.keys - key, work.bias_paired);
-}
-
-// Makes the scores of a warp's products.
-template <class Config, class Block>
-__device__ __forceinline__ void score_tile(const Block& block, int key,
-                                           const typename Block::Bias& bias,
-                                           typename Block::Scores& S) {
-  using Scores = typename Block::Scores;
-  const Score<Config> score = block.work().score;
-  const FragmentPlace first = place_of(block);
-  const float place = static_cast<float>(block.work().place - key);
-#pragma unroll
-  for (int r = 0; r < Scores::kRows; ++r) {
-    // Of the thread's first column.
-    const float distance =
-        place + static_cast<float>(first.row + Scores::row_of(0, r) - first.column);
-#pragma unroll
-    for (int c = 0; c < Scores::kColumns; ++c) {
-      float b = 0.0f;
-      if constexpr (Score<Config>::kBias) b = bias.value(r, c);
-      S(r, c) = score(S(r, c), b, distance - static_cast<float>(Scores::column_of(0, c)));
-    }
-  }
-}
-
-// Where the bias is -inf any product gives -inf, unless it isn't finite.
-template <class Block>
-__device__ __forceinline__ void clear_hidden_products(const typename Block::Bias& bias,
-                                                      typename Block::Scores& S) {
-  using Scores = typename Block::Scores;
-#pragma unroll
-  for (int r = 0; r < Scores::kRows; ++r) {
-#pragma unroll
-    for (int c = 0; c < Scores::kColumns; ++c) {
-      if (bias.value(r, c) == -Limits<float>::infinity()) S(r, c) = 0.0f;
-    }
-  }
-}
-
-// Zeroes the values of keys that no row of the block sees.
-template <class Config, class Block>
-__device__ __forceinline__ void clear_hidden_values(const Params& params, const Block& block,
-                                                    int key) {
-  const auto& work = block.work();
-  const ScoreArrays<Config> arrays = {{work.mask, params.mask.row, params.mask.column},
-                                      {work.bias, params.bias.row, params.bias.column}};
-#pragma unroll 1
-  for (int j = threadIdx.x; j < Config::kBlockN; j += Block::kThreads) {
-    if (arrays.any_row_sees(work.sees, key + j)) continue;
-#pragma unroll 1
-    for (int piece = 0; piece < Block::VTile::kPieces; ++piece) {
-      store_shared(block.V().at(j, piece), Words4{});
-    }
-  }
 }
 
 // Writes up to two neighbouring elements, in one piece where they lie so.
@@ -336,54 +224,56 @@ __device__ __forceinline__ void attend(const Params& params, const Block& block,
                                        typename Block::Output& O) {
   using T = typename Block::T;
   constexpr int kBlockN = Config::kBlockN;
-  typename Block::MaskWords mask;
-  if (Config::kMask) {
-    typename Block::MaskPairs first;
-    fetch_mask(params, block, 0, first);
-    mask.pack(first);
-  }
+  constexpr bool kBias = Score<Config>::kBias;
+  constexpr bool kMask = Config::kMask;
   softmax.clear();
   O.clear();
+  // The mask comes a tile ahead, for whether to skip one mustn't wait.
+  typename Block::MaskPairs next_mask;
+  typename Block::MaskWords mask;
+  if (kMask) {
+    fetch_mask(params, block, 0, next_mask);
+    mask.pack(next_mask);
+  }
   for (int key = 0; key < block.work().sees.keys; key += kBlockN) {
-    // In a band a warp may see nothing of a tile that other rows of the block see.
+    // A warp may see nothing of a tile that other rows of the block see.
     const TileMask<Config> sees = block.work().sees.from(block.warp_row(), key);
     bool idle = !sees.template any_visible<Block::kWarpRows, kBlockN>();
-    if (Config::kMask) idle = !__any_sync(0xffffffffu, !idle && mask.any());
+    if (kMask) idle = !__any_sync(0xffffffffu, !idle && mask.any());
     typename Block::Bias bias;
-    if constexpr (Score<Config>::kBias) {
+    if constexpr (kBias && Block::kBiasAhead) {
       if (!idle) fetch_bias(params, block, key, bias);
     }
     typename Block::Scores S;
     wait_for_copy();
-    copy_v<Config>(params, block, key);
+    copy_v<Config::kLeft>(params, block, key);
     if (!idle) {
       S.clear();
       product_qk<T>(QFragments<Block>(block), block.K(), block.lane(), S);
     }
     wait_for_copy();
-    copy_k<Config>(params, block, key + kBlockN);
+    copy_k<false>(params, block, key + kBlockN);
     if (ScoreArrays<Config>::kHide && careful) {
       clear_hidden_values<Config>(params, block, key);
       __syncthreads();
     }
     if (!idle) {
-      if constexpr (Score<Config>::kBias) {
+      if constexpr (kBias) {
+        if (!Block::kBiasAhead) fetch_bias(params, block, key, bias);
         if (careful) clear_hidden_products<Block>(bias, S);
       }
       if constexpr (Score<Config>::kMore) score_tile<Config>(block, key, bias, S);
-      if constexpr (Config::kMask) hide<Config, Block>(mask, S);
+      if (kMask) hide<Config, Block>(mask, S);
       if (!sees.template all_visible<Block::kWarpRows, kBlockN>()) hide(sees, block, S);
     }
-    // A tile ahead, so that the vote needn't wait.
-    typename Block::MaskPairs next_mask;
-    if (Config::kMask) fetch_mask(params, block, key + kBlockN, next_mask);
+    if (kMask) fetch_mask(params, block, key + kBlockN, next_mask);
     if (!idle) {
       float alpha[Block::Scores::kRows];
       softmax.update(S, alpha);
       scale_rows(O, alpha);
       product_pv<T>(S, block.V(), block.lane(), O);
     }
-    if (Config::kMask) mask.pack(next_mask);
+    if (kMask) mask.pack(next_mask);
   }
 }
 
@@ -391,9 +281,7 @@ template <class Config>
 __device__ __forceinline__ void forward_sm80(const Params& params) {
   using Block = Sm80Block<Config>;
   using T = typename Block::T;
-  constexpr int kBlockN = Config::kBlockN;
   const Block block;
-  constexpr bool kHide = ScoreArrays<Config>::kHide;
   Schedule<Config> schedule(params);
   Tile tile;
   while (schedule.next(tile)) {
@@ -405,18 +293,17 @@ __device__ __forceinline__ void forward_sm80(const Params& params) {
                       static_cast<int>(params.d));
     if (threadIdx.x == 0) begin<Config>(params, tile, block.work());
     __syncthreads();
-    copy_k<Config>(params, block, 0);
+    copy_k<Config::kLeft>(params, block, 0);
     scale_q(params, block);
     typename Block::Softmax softmax(params);
     typename Block::Output O;
     bool careful = false;
     for (;;) {
       attend<Config>(params, block, careful, softmax, O);
-      if (!kHide || careful) break;
-      // The vote tells the compiler that the warp stays together.
-      careful = __any_sync(0xffffffffu, __syncthreads_or(!softmax.finite(O)));
+      if (careful) break;
+      careful = needs_care<Config>(softmax, O);
       if (!careful) break;
-      copy_k<Config>(params, block, 0);
+      copy_k<Config::kLeft>(params, block, 0);
     }
     const Tile& done = block.work().tile;
     if constexpr (Block::kSink) {

@@ -82,3 +82,12 @@ struct ScoreArrays {
             array.column_stride};
   }
 };
+
+// Whether a block must compute its rows again, with care for what hidden keys hold: something isn't
+// finite. All its threads ask, each about its share of the sums.
+template <class Config, class Softmax, class Output>
+__device__ __forceinline__ bool needs_care(const Softmax& softmax, Output& O) {
+  if constexpr (!ScoreArrays<Config>::kHide) return false;
+  // By the second vote the compiler sees that a warp stays together.
+  return __any_sync(0xffffffffu, __syncthreads_or(!softmax.finite(O)));
+}

@@ -147,10 +147,9 @@ struct ScoreFragment {
 };
 
 // Whether a thread's elements of a mask are True: a byte each.
-template <class Scores, bool kAlongRows>
+template <class Pairs>
 struct MaskFragment {
-  using Pairs = ScoreFragment<unsigned char, Scores, kAlongRows>;
-  static constexpr int kWords = Scores::kColumns / 4;
+  static constexpr int kWords = Pairs::kPairs / 2;
   unsigned word[Pairs::kRows][kWords];
 
   __device__ __forceinline__ void pack(const Pairs& pairs) {
@@ -174,6 +173,6 @@ struct MaskFragment {
   }
 
   __device__ __forceinline__ bool operator()(int r, int c) const {
-    return (word[kAlongRows ? r : 0][c / 4] >> 8 * (c % 4) & 0xffu) != 0;
+    return (word[Pairs::kRows > 1 ? r : 0][c / 4] >> 8 * (c % 4) & 0xffu) != 0;
   }
 };

@@ -29,6 +29,7 @@ import cupy_flash
 from cupy_flash import accuracy, reference
 from layouts import LAYOUTS, PITCHES, Strided, strided
 from problems import DTYPES, KERNEL_DTYPES, ONE_DTYPE
+from sanitizer_options import KINDS, hidden_keys, values_of
 from sanitizer_softmaxes import run_softmax, softmaxes
 
 Array = np.ndarray[Any, Any]
@@ -83,6 +84,7 @@ class Small:
     causal: bool = False
     lengths: tuple[tuple[int, int], tuple[int, int]] | None = None
     layout: str = "contiguous"
+    options: str = "none"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes (entries, heads, rows, columns) of the inputs and the results."""
@@ -94,10 +96,12 @@ class Small:
             "lse": (2, 2, self.m),
         }
 
-    def counts(self) -> dict[str, tuple[int, int]]:
-        """Return how many rows of each entry of an input count."""
+    def read(self) -> dict[str, tuple[slice, slice]]:
+        """Return which rows of each entry of an input may be read at all."""
         rows, keys = self.lengths or ((self.m, self.m), (self.n, self.n))
-        return {"q": rows, "k": keys, "v": keys}
+        first = 25 if self.options == "window" else 0
+        of_keys = slice(first, keys[0]), slice(first, keys[1])
+        return {"q": (slice(rows[0]), slice(rows[1])), "k": of_keys, "v": of_keys}
 
 
 def problems() -> Iterator[Small]:
@@ -110,6 +114,16 @@ def problems() -> Iterator[Small]:
         layouts = (*LAYOUTS, *PITCHES)
         for layout, (dtype, d, p) in itertools.product(layouts, IN_EVERY_LAYOUT[kernel]):
             yield Small(kernel, dtype, d, p, causal=True, layout=layout)
+        for number, options in enumerate(KINDS):
+            d, p = dims[number % len(dims)]
+            dtype = KERNEL_DTYPES[kernel][number % len(KERNEL_DTYPES[kernel])]
+            lengths = ((67, 3), (0, 41)) if options == "everything" else None
+            yield Small(kernel, dtype, d, p, options=options)
+            yield Small(kernel, dtype, d, p, m=1, options=options)
+            yield Small(kernel, dtype, d, p, m=130, n=141, lengths=lengths, options=options)
+        for layout, options in itertools.product(layouts, ("mask of pairs", "everything")):
+            dtype, d, p = IN_EVERY_LAYOUT[kernel][0]
+            yield Small(kernel, dtype, d, p, layout=layout, options=options)
         yield Small(kernel, "float16", 64, 64, m=1, n=129, lengths=((1, 0), (65, 129)))
         yield Small(kernel, "float16", 64, 64, m=5, n=1)
         yield Small(kernel, "float16", 64, 64, m=140, n=200, causal=True)
@@ -124,30 +138,56 @@ def placed(
 
 
 def drawn(small: Small, guarded: bool) -> dict[str, Strided]:
-    """Draw the inputs; rows that don't count are NaN."""
+    """Draw the inputs; rows that aren't read, and keys that a mask or bias hides, are NaN."""
     rng = np.random.default_rng(0)
     inputs = {}
-    for name, counts in small.counts().items():
+    hides = any("n" in letters for letters, _ in KINDS[small.options][1].values())
+    for name, read in small.read().items():
         shape = small.shapes()[name]
         x = placed(shape, DTYPES[small.dtype], small.layout, np.nan, guarded)
-        values = rng.standard_normal(shape, np.float32)
-        for entry, count in enumerate(counts):
-            values[entry, :, count:] = np.nan
+        values = np.full(shape, np.nan, np.float32)
+        for entry, rows in enumerate(read):
+            part = values[entry, :, rows]
+            part[...] = rng.standard_normal(part.shape, np.float32)
+        if name != "q" and hides and small.options != "bias in integers":
+            values[:, :, hidden_keys(small.n)] = np.nan
         x.numpy()[...] = values.astype(DTYPES[small.dtype])
         inputs[name] = x
     return inputs
 
 
-def elements_alone(x: Strided, counts: tuple[int, int]) -> Any:
-    """Upload the rows that count into a new allocation, whose other bytes are never written."""
+def drawn_options(small: Small, guarded: bool) -> dict[str, Strided]:
+    """Draw the arrays of the options and the lengths."""
+    arrays = {}
+    if small.lengths is not None:
+        for name, counts, kind in zip(("q", "k"), small.lengths, (np.int32, np.int64), strict=True):
+            x = placed((2,), np.dtype(kind), "contiguous", -1, guarded)
+            x.numpy()[...] = counts
+            arrays[f"{name}_lengths"] = x
+    for name, values in values_of(small.options, small.m, small.n).items():
+        layout = small.layout if values.ndim >= 2 else "contiguous"
+        fill = 99 if values.dtype.kind == "i" else np.nan
+        x = placed(values.shape, values.dtype, layout, fill, guarded)
+        x.numpy()[...] = values
+        arrays[name] = x
+    return arrays
+
+
+def elements_alone(x: Strided, read: tuple[slice, slice] | None = None) -> Any:
+    """Upload the elements into a new allocation, whose other bytes are never written.
+
+    Of the inputs only the rows that may be read.
+    """
     dtype = x.buffer.dtype
     memory = cupy.empty(x.buffer.shape, dtype)
     steps = tuple(step * dtype.itemsize for step in x.strides)
     view = cupy.ndarray(x.shape, dtype, memory.data + x.start * dtype.itemsize, steps)
     bits = view.view(f"u{dtype.itemsize}")
     values = cupy.asarray(np.ascontiguousarray(x.numpy()).view(bits.dtype))
-    for entry, count in enumerate(counts):
-        bits[entry, :, :count] = values[entry, :, :count]
+    if read is None:
+        bits[...] = values
+    for entry, rows in enumerate(read or ()):
+        bits[entry, :, rows] = values[entry, :, rows]
     return view
 
 
@@ -155,13 +195,8 @@ def run(small: Small, guarded: bool) -> tuple[float, int]:
     """Compute a problem; return the worst error / bound and the kernel's unit of copies."""
     inputs = drawn(small, guarded)
     shapes, dtype = small.shapes(), DTYPES[small.dtype]
-    options: dict[str, Any] = {"causal": small.causal}
-    lengths: dict[str, Strided] = {}
-    if small.lengths is not None:
-        for name, counts, kind in zip(("q", "k"), small.lengths, (np.int32, np.int64), strict=True):
-            x = placed((2,), np.dtype(kind), "contiguous", -1, guarded)
-            x.numpy()[...] = counts
-            lengths[f"{name}_lengths"] = x
+    options: dict[str, Any] = {"causal": small.causal} | KINDS[small.options][0]
+    given = drawn_options(small, guarded)
     results: dict[str, Strided] = {}
     if guarded:
         # Elements of a result may not share memory.
@@ -170,17 +205,18 @@ def run(small: Small, guarded: bool) -> tuple[float, int]:
         accumulate = np.dtype(accuracy.accumulation(small.dtype))
         results["lse"] = placed(shapes["lse"], accumulate, "contiguous", PATTERN, guarded)
         arrays = [x.cupy() for x in inputs.values()]
+        on_device = options | {name: x.cupy() for name, x in given.items()}
     else:
-        arrays = [elements_alone(x, small.counts()[name]) for name, x in inputs.items()]
-    on_device = options | {name: x.cupy() for name, x in lengths.items()}
+        arrays = [elements_alone(x, small.read()[name]) for name, x in inputs.items()]
+        on_device = options | {name: elements_alone(x) for name, x in given.items()}
     targets = tuple(x.cupy() for x in results.values()) or None
     variant = cupy_flash.explain(*arrays, **on_device, kernel=small.kernel).variant
     out, lse = cupy_flash.attention(
         *arrays, **on_device, return_lse=True, out=targets, kernel=small.kernel
     )
-    check_surroundings(small, inputs | lengths if guarded else {}, results)
+    check_surroundings(small, inputs | given if guarded else {}, results)
     q, k, v = (x.numpy() for x in inputs.values())
-    exact = reference.attention(q, k, v, **options, **{n: x.numpy() for n, x in lengths.items()})
+    exact = reference.attention(q, k, v, **options, **{n: x.numpy() for n, x in given.items()})
     scale = reference.default_scale(small.d)
     bound = accuracy.out_bound(exact, small.dtype, q, k, v, scale, small.kernel)
     lse_bound = accuracy.lse_bound(exact, small.dtype, q, k, scale)
