@@ -99,6 +99,48 @@ def growth() -> str:
     return markdown(header, rows)
 
 
+def options() -> str:
+    """Return each option's cost over the plain call, and our speed over the best peer's."""
+    return _of_options("time over the plain call's / speed over the best peer's", "cost")
+
+
+def windows() -> str:
+    """Return TFLOP/s of windows over those of the causal call; and how their time grows."""
+    title = "TFLOP/s over the causal call's / speed over the best peer's"
+    growth = load("time_options").get("growth")
+    if growth is None:
+        # Of a quick run.
+        return _of_options(title, "of_causal")
+    calls = ("window-left", "causal")
+    rows = []
+    for point in growth["points"]:
+        window, causal = (point[call]["seconds"] for call in calls)
+        row = [f"{point['n']:,}", f"{window * 1e3:.3f}", f"{window / point['n'] * 1e9:.2f}"]
+        rows.append([*row, f"{causal * 1e3:,.3f}"])
+    window, causal = (f"n^{growth['exponents'][call]:.2f}" for call in calls)
+    rows.append(["grows as", window, "", causal])
+    header = ["n", "window (1024, 0), ms", "ns a row", "causal, ms"]
+    return f"{_of_options(title, 'of_causal')}\n\n{markdown(header, rows)}"
+
+
+def _of_options(title: str, figure: str) -> str:
+    """Return a row for each option, a column for each float16 point; windows have a figure more."""
+    results = load("time_options")
+    points = [point for point in results["points"] if point["dtype"] == "float16"]
+    rows: dict[str, list[str]] = {}
+    for column, point in enumerate(points):
+        for word, found in point["options"].items():
+            ours = found["candidates"][results["kernel"]]
+            if word in ("full", "causal") or ("of_causal" in ours) != (figure == "of_causal"):
+                continue
+            row = rows.setdefault(found["text"], [""] * len(points))
+            row[column] = f"{ours[figure]:.2f}"
+            if "ratio" in found:
+                row[column] += f" / {found['ratio']:.2f}"
+    header = [title, *(f"d = {point['d']}, n = {point['n']:,}" for point in points)]
+    return markdown(header, ([text, *cells] for text, cells in rows.items()))
+
+
 def softmaxes() -> str:
     """Return the speed of both softmaxes over a copy's of the same bytes."""
     points = load("time_softmax")["points"]
@@ -172,6 +214,8 @@ TABLES = {
     "fastest": (fastest, ["compare_peers"]),
     "peers": (peers, ["time_peers"]),
     "growth": (growth, ["cost_growth"]),
+    "options": (options, ["time_options"]),
+    "windows": (windows, ["time_options"]),
     "softmaxes": (softmaxes, ["time_softmax"]),
     "traffic": (traffic, ["traffic"]),
     "first_calls": (first_calls, ["first_call"]),
