@@ -37,6 +37,14 @@ SIMT_TILES = {
     ("float64", 128): Tile(32, 64, 8, 16, 16, 8, 2),
     ("float64", 256): Tile(16, 64, 8, 16, 16, 8, 2),
 }
+# The same where scores are changed or hidden one by one (mask, bias, softcap, ALiBi). With those
+# above 8 to 48 bytes spilled in one of eight combinations of options.
+SIMT_SCORE_TILES = SIMT_TILES | {
+    ("float32", 32): Tile(64, 64, 8, 16, 32, 32, 2),
+    ("float32", 64): Tile(64, 64, 8, 16, 32, 16, 2),
+    ("float64", 32): Tile(32, 64, 8, 16, 16, 16, 2),
+    ("float64", 64): Tile(32, 64, 8, 16, 16, 8, 2),
+}
 
 # Head-dim bucket that both d and p fit -> tile; docs/kernels.md has the measurements.
 SM80_TILES = {
@@ -47,8 +55,8 @@ SM80_TILES = {
     192: Tile(64, 64, 4, WARP, blocks=2),
     256: Tile(64, 64, 4, WARP, blocks=2),
 }
-# The same where scores are changed or hidden one by one (mask, bias, softcap, ALiBi), which takes
-# registers: half the rows, and the most blocks that no combination of options spills with.
+# The same where scores are changed or hidden one by one: half the rows, and so many blocks that no
+# combination of options spills.
 SM80_SCORE_TILES = {
     32: Tile(64, 64, 4, WARP, blocks=3),
     64: Tile(64, 64, 4, WARP, blocks=3),
@@ -132,7 +140,8 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
         head_dim, head_dim_v = _bucket(family, problem.d), _bucket(family, problem.p)
     widest = max(head_dim, head_dim_v)
     if family == "simt":
-        tile = SIMT_TILES[problem.accumulate, widest]
+        tiles = SIMT_SCORE_TILES if _scores_one_by_one(problem) else SIMT_TILES
+        tile = tiles[problem.accumulate, widest]
         tile = replace(tile, chunk_d=min(tile.chunk_d, head_dim))
     elif family == "sm80":
         unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
@@ -179,6 +188,12 @@ def _uses_offset(problem: Problem) -> bool:
     return (problem.left, problem.right, problem.alibi_slopes) != (None, None, None)
 
 
+def _scores_one_by_one(problem: Problem) -> bool:
+    """Whether scores are changed or hidden one by one, which takes registers."""
+    options = (problem.mask, problem.bias, problem.softcap, problem.alibi_slopes)
+    return any(option is not None for option in options)
+
+
 def _sm80_tile(widest: int, unit: int, problem: Problem, device: Device) -> Tile:
     """Return the tile of a head-dim bucket, of half the rows where so many registers spill.
 
@@ -187,10 +202,9 @@ def _sm80_tile(widest: int, unit: int, problem: Problem, device: Device) -> Tile
     has no right bound: at d = 96 and p = 128 that spilled 8 bytes.
     """
     tile = SM80_TILES[widest]
-    per_score = (problem.mask, problem.bias, problem.softcap, problem.alibi_slopes)
     newest = device.arch >= 100
     extra = problem.left is not None or problem.sinks is not None
-    if any(option is not None for option in per_score):
+    if _scores_one_by_one(problem):
         tile, extra = SM80_SCORE_TILES[widest], True
     elif tile.block_m > 64:
         left_only = problem.left is not None and problem.right is None
