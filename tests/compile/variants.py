@@ -19,11 +19,20 @@ from cupy_flash.source import ELEMENT_TYPES, AnyVariant, source
 from cupy_flash.variant import Variant
 from nvrtc import Compiler
 
+# Which keys a row sees by its place, as the window that says so.
+BOUNDS = {"none": None, "left": (3, None), "right": (None, 3), "both": (3, 3)}
 FLAGS: Axes = {
-    "causal": (False, True),
+    "bounds": tuple(BOUNDS),
     "q_lengths": (None, "int32", "int64"),
     "k_lengths": (None, "int32", "int64"),
     "offset": (None, 0),
+    "mask": (None, "keys", "pairs"),
+    # Elements of every size, floats and integers with and without a sign.
+    "bias": (None, *ELEMENT_TYPES, "int8", "uint8", "int16", "int32", "uint64"),
+    "bias_along": ("keys", "pairs"),
+    "softcap": (None, 30.0),
+    "alibi": (None, "float32", "float64"),
+    "sinks": (None, "float32", "bfloat16"),
 }
 DTYPES = (
     ("float16", "float16", "float16"),
@@ -33,6 +42,9 @@ DTYPES = (
     ("float16", "float32", "float64"),
 )
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
+ROWS, KEYS = 100, 90
+# Shapes of a mask and a bias, by what they differ along.
+PAIRS = {"keys": (KEYS,), "pairs": (ROWS, KEYS)}
 
 # Axes of each family's cover. d and p are given where the kernel's text depends on them, unit where
 # it depends on how rows are aligned.
@@ -76,21 +88,22 @@ CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
 
 def rows(family: str) -> list[Row]:
-    """Return a family's cover; it begins with each dtype and d = p on sm_90, causal and not.
+    """Return a family's cover; it begins with the kernels of calls without options on sm_90.
 
-    These are the kernels of plain calls: on one GPU, their figures can be compared.
+    Those of every dtype that comes to this family, d = p, causal or not: on one GPU, their figures
+    can be compared.
     """
     axes = FAMILIES[family]
     if "d" not in axes:
         return cover(axes)
-    plain = {"q_lengths": None, "k_lengths": None, "offset": 0, "arch": 90}
+    plain = {axis: None for axis in FLAGS} | {"offset": 0, "bias_along": "keys", "arch": 90}
     if "unit" in axes:
         plain["unit"] = 16
-    unmixed = [dtypes for dtypes in axes["dtypes"] if len(set(dtypes)) == 1]
-    first = itertools.product(unmixed, axes["d"], axes["causal"])
+    dtypes = DTYPES[:2] if family == "sm80" else DTYPES[2:4]
+    first = itertools.product(dtypes, axes["d"], ("none", "right"))
     return cover(
         axes,
-        [plain | {"dtypes": dtypes, "d": d, "p": d, "causal": c} for dtypes, d, c in first],
+        [plain | {"dtypes": x, "d": d, "p": d, "bounds": b} for x, d, b in first],
     )
 
 
@@ -100,13 +113,27 @@ def variant(family: str, row: Row) -> Variant:
     d, p = row.get("d", 64), row.get("p", 64)
     # So many columns less, and rows of 16-bit elements don't begin at multiples of a larger unit.
     odd = {16: 0, 4: 2, 2: 1}[row.get("unit", 16)]
-    lengths = {
-        name: dataclasses.replace(planned((2,), to_dtype(row[name])), pointer=8)
-        for name in ("q_lengths", "k_lengths")
-        if row[name]
+    given = {
+        "q_lengths": ((2,), row["q_lengths"]),
+        "k_lengths": ((2,), row["k_lengths"]),
+        "mask": (PAIRS[row["mask"] or "keys"], row["mask"] and "bool"),
+        "bias": (PAIRS[row["bias_along"]], row["bias"]),
+        "alibi_slopes": ((4,), row["alibi"]),
+        "sinks": ((4,), row["sinks"]),
     }
-    options = check_options(causal=row["causal"], offset=row["offset"], kernel=family, **lengths)
-    shapes = ((2, 4, 100, d - odd), (2, 2, 100, d - odd), (2, 2, 100, p - odd))
+    arrays = {
+        name: dataclasses.replace(planned(shape, to_dtype(dtype)), pointer=8)
+        for name, (shape, dtype) in given.items()
+        if dtype
+    }
+    options = check_options(
+        window=BOUNDS[row["bounds"]],
+        offset=row["offset"],
+        softcap=row["softcap"],
+        kernel=family,
+        **arrays,
+    )
+    shapes = ((2, 4, ROWS, d - odd), (2, 2, KEYS, d - odd), (2, 2, KEYS, p - odd))
     problem = make_problem(*map(planned, shapes, dtypes), options)
     return choose(problem, assumed(row["arch"])).variant
 
@@ -144,8 +171,14 @@ def name(variant: AnyVariant) -> str:
     flags = [
         flag
         for flag, present in (
-            ("causal", variant.right),
+            ("left", variant.left),
+            ("right", variant.right),
             ("offset-from-lengths", variant.offset_from_lengths),
+            (f"mask:{variant.mask}", variant.mask),
+            (f"bias:{variant.bias}/{variant.bias_along}", variant.bias),
+            ("softcap", variant.softcap),
+            (f"alibi:{variant.alibi}", variant.alibi),
+            (f"sinks:{variant.sinks}", variant.sinks),
             (f"unit:{variant.unit}", variant.unit),
         )
         if present
