@@ -159,12 +159,16 @@ def check_layouts_of_options(attend: Any, dtype: str, d: int, p: int, family: st
 
 
 def equivalent() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Return pairs of options that mean the same and must have the same bits."""
+    """Return pairs of options that mean the same and must have the same bits.
+
+    Where one has a mask or a bias the other has one too, since those may take tiles of other keys.
+    """
     i, j = np.arange(M)[:, None], np.arange(N)
     keys = np.array([64, 97, 5], np.int32)
     tri = j <= i + N - M
     band = tri & (j >= i + N - M - 13)
     zero = np.zeros((M, N), np.float32)
+    all_seen = np.ones((M, N), bool)
     hidden = np.where(band, np.float32(0), np.float32(-np.inf))
     everything = OPTIONS["everything"]
     return [
@@ -172,14 +176,13 @@ def equivalent() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
         ("no bounds", {"window": (None, None)}, {}),
         ("window of all keys", {"window": (N, 0)}, {"causal": True}),
         ("causal and a right bound", {"causal": True, "window": (3, 2)}, {"window": (3, 0)}),
-        ("mask of True", {"mask": np.ones((M, N), bool)}, {}),
-        ("mask of True for keys", {"mask": np.ones(N, bool), "causal": True}, {"causal": True}),
-        ("mask for causal", {"mask": tri}, {"causal": True}),
-        ("mask for window", {"mask": band}, {"window": (13, 0)}),
+        ("mask of keys", {"mask": np.ones(N, bool)}, {"mask": all_seen}),
+        ("mask for causal", {"mask": tri}, {"mask": all_seen, "causal": True}),
+        ("mask for window", {"mask": band}, {"mask": all_seen, "window": (13, 0)}),
         (
             "mask for lengths",
             {"mask": (j < keys[:, None])[:, None, None], "offset": 0},
-            {"k_lengths": keys, "offset": 0},
+            {"mask": all_seen, "k_lengths": keys, "offset": 0},
         ),
         ("bias for mask", {"bias": hidden}, {"bias": zero, "mask": band}),
         ("no slope, no bias", {"alibi_slopes": np.zeros(())}, {"bias": zero}),
@@ -214,6 +217,7 @@ def check_limits(attend: Any, dtype: str, d: int, p: int, family: str | None) ->
         {"alibi_slopes": np.zeros(HEADS, np.float32)},
         {"bias": np.zeros((), np.float32)},
         {"sinks": np.array(-200.0)},
+        {"mask": np.ones((), bool)},
     ):
         own = bounds(arrays, options, family)
         results = attend(*arrays, **options)

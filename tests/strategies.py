@@ -81,6 +81,25 @@ FOUND = (
         dtypes=("float16", "float32", "float32"),
         values="level",
     ),
+    # A sink of 100 leaves results near 1e-44, of which the max and rms rule says nothing.
+    Case(
+        batch=(2,),
+        heads=None,
+        kv_heads=None,
+        m=59,
+        n=32,
+        d=32,
+        p=32,
+        dtypes=("float32",) * 3,
+        causal=True,
+        lengths="k",
+        window=(24, None),
+        alibi="batch",
+        sinks="full",
+        sinks_dtype="float64",
+        option_layout="sliced",
+        seed=2147483647,
+    ),
 )
 
 

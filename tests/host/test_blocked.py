@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupy_flash import accuracy, api, attention, blocked
+from cupy_flash.blocked_scores import Scores
 from drawn import Coverage
 from layouts import OUT_LAYOUTS, strided
 from problems import DTYPES, VALUES, Case, result_dtype
@@ -88,6 +89,40 @@ def test_sizes_around_the_blocks(dtype, m, n, offset):
     check(arrays, *run(arrays))
 
 
+@pytest.mark.parametrize("offset", [None, 0, -BLOCK_M, BLOCK_N - 1])
+@pytest.mark.parametrize(
+    "window",
+    [(0, 0), (BLOCK_N, 0), (BLOCK_N - 1, 1), (None, 3), (2 * BLOCK_N, None), (1, BLOCK_N)],
+)
+def test_windows_around_the_blocks(window, offset):
+    m, n = 2 * BLOCK_M + 1, 2 * BLOCK_N + 3
+    options = {"mask": "keys", "bias": "keys", "sinks": "one", "poison": True}
+    case = Case(
+        (), None, None, m, n, 5, 3, ("float32",) * 3, window=window, offset=offset, **options
+    )
+    arrays = case.build()
+    check(arrays, *run(arrays))
+
+
+def test_blocks_that_a_window_does_not_reach_are_not_computed(monkeypatch):
+    computed = []
+    scores_of = Scores.of
+    monkeypatch.setattr(
+        Scores,
+        "of",
+        lambda self, products, rows, keys: (
+            computed.append((rows.start, keys.start)) or scores_of(self, products, rows, keys)
+        ),
+    )
+    x = np.ones((8 * BLOCK_N, 2), np.float32)
+    attention(x, x, x, window=(BLOCK_N, 0))
+    blocks = len(x) // BLOCK_M
+    assert len(set(computed)) == len(computed) <= 3 * blocks
+    computed.clear()
+    attention(x, x, x, window=(0, 0), offset=10**9)
+    assert not computed
+
+
 @pytest.mark.parametrize("values", VALUES)
 def test_every_kind_of_values_across_several_blocks(values):
     dtypes = ("bfloat16", "float16", "float32")
@@ -100,6 +135,13 @@ def test_every_kind_of_values_across_several_blocks(values):
 def test_memory_is_linear():
     n = 20_000
     q, k, v = (np.ones((n, 4), np.float32) for _ in range(3))
+    options = {
+        "mask": np.ones(n, bool),
+        "bias": np.broadcast_to(np.ones(n, np.float16), (600, n)),
+        "alibi_slopes": np.array(0.1),
+        "softcap": 3.0,
+        "window": (n, 0),
+    }
     tracemalloc.start()
     try:
         attention(q[:600], k, v, return_lse=True)
@@ -107,12 +149,17 @@ def test_memory_is_linear():
         tracemalloc.reset_peak()
         attention(q, k[:600], v[:600], return_lse=True)
         down = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        attention(q[:600], k, v, **options)
+        with_options = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     # Some blocks of scores in float32 and their masks, the results, and no (600, n) matrix.
     allowed = 10 * 4 * BLOCK_M * BLOCK_N + 8 * 4 * n * 4
     assert across < allowed < 4 * 600 * n
     assert down < allowed
+    # Distances are int64.
+    assert with_options < 2 * allowed < 4 * 600 * n
 
 
 def test_the_docstring_of_attention_runs():
