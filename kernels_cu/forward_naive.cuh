@@ -22,6 +22,7 @@ struct NaiveRow {
   using Arrays = ScoreArrays<Config>;
   static constexpr bool kSink = is_given<typename Config::Sinks>;
   using Softmax = OnlineSoftmax<A, 1, kWarp, NaturalWeight<A>, kSink>;
+  using Output = RegisterTile<A, 1, kColumnsPerLane>;
 
   const Params& params;
   const typename Config::QType* q;  // row of q
@@ -59,7 +60,7 @@ struct NaiveRow {
 
   // Sums columns [column, column + kColumnChunk) of O over the row's keys.
   __device__ __forceinline__ void attend(long long column, Softmax& softmax,
-                                         A (&O)[kColumnsPerLane]) const {
+                                         Output& O) const {
     const KeyRange keys = mask.keys_of(row, row + 1);
     const KeyRange tiles = Mask<Config>::template tiles_of<kWarp>(keys);
     for (long long tile = tiles.begin; tile < tiles.end; tile += kWarp) {
@@ -68,10 +69,8 @@ struct NaiveRow {
       S(0, 0) = score(tile + lane, visible);
       A alpha[1];
       softmax.update(S, alpha);
-#pragma unroll
-      for (int c = 0; c < kColumnsPerLane; ++c) O[c] *= alpha[0];
-      const int first =
-          Config::kLeft ? static_cast<int>(maximum(keys.begin - tile, 0ll)) : 0;
+      scale_rows(O, alpha);
+      const int first = Config::kLeft ? static_cast<int>(maximum(keys.begin - tile, 0ll)) : 0;
       const int count = static_cast<int>(minimum(keys.end - tile, static_cast<long long>(kWarp)));
       for (int j = first; j < count; ++j) {
         // Values of hidden keys may be NaN.
@@ -83,7 +82,7 @@ struct NaiveRow {
           if (x < params.p) {
             const A v_x = Convert<A>::from(
                 load_global(v + (tile + j) * params.v.row + x * params.v.column));
-            O[c] = multiply_add(P, v_x, O[c]);
+            O(0, c) = multiply_add(P, v_x, O(0, c));
           }
         }
       }
@@ -91,8 +90,7 @@ struct NaiveRow {
     if constexpr (kSink) {
       A alpha[1];
       softmax.finish(sink, alpha);
-#pragma unroll
-      for (int c = 0; c < kColumnsPerLane; ++c) O[c] *= alpha[0];
+      scale_rows(O, alpha);
     } else {
       softmax.finish();
     }
@@ -127,13 +125,13 @@ __device__ __forceinline__ void forward_naive(const Params& params) {
     long long column = 0;
     do {
       typename NaiveRow<Config>::Softmax softmax(params);
-      A O[kColumnsPerLane] = {};
+      typename NaiveRow<Config>::Output O;
       work.attend(column, softmax, O);
 #pragma unroll
       for (int c = 0; c < kColumnsPerLane; ++c) {
         const long long x = column + lane + c * kWarp;
         if (x < params.p) {
-          store_global(o + x * params.o.column, Round<OType>::from(softmax.template output<OType>(0, O[c])));
+          store_global(o + x * params.o.column, Round<OType>::from(softmax.template output<OType>(0, O(0, c))));
         }
       }
       if (column == 0 && lane == 0 && params.lse.data != nullptr) {

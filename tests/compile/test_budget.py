@@ -10,7 +10,13 @@ import pytest
 
 from cover import cover
 from cupy_flash.device import assumed, nvrtc_version
-from cupy_flash.select import SHARED_MEMORY, SIMT_TILES, SM80_TILES
+from cupy_flash.select import (
+    SHARED_MEMORY,
+    SIMT_SCORE_TILES,
+    SIMT_TILES,
+    SM80_SCORE_TILES,
+    SM80_TILES,
+)
 from cupy_flash.softmaxes.select import PART_TILE, ROW_TILES, STAGES, SoftmaxVariant
 from cupy_flash.source import AnyVariant
 from cupy_flash.variant import Variant
@@ -74,11 +80,15 @@ def test_renewing_says_which_figures_changed() -> None:
 
 def test_every_tile_of_the_table_is_compiled() -> None:
     forward = [variant for variant in VARIANTS if isinstance(variant, Variant)]
-    simt = [variant for variant in forward if variant.family == "simt"]
-    compiled = {(v.accumulate, max(v.head_dim, v.head_dim_v)) for v in simt}
-    assert set(SIMT_TILES) <= compiled
-    sm80 = {max(v.head_dim, v.head_dim_v) for v in forward if v.family == "sm80"}
-    assert set(SM80_TILES) == sm80
+    for scored, simt_tiles, sm80_tiles in (
+        (False, SIMT_TILES, SM80_TILES),
+        (True, SIMT_SCORE_TILES, SM80_SCORE_TILES),
+    ):
+        some = [v for v in forward if bool(v.mask or v.bias or v.softcap or v.alibi) == scored]
+        simt = {(v.accumulate, max(v.head_dim, v.head_dim_v)) for v in some if v.family == "simt"}
+        assert set(simt_tiles) == simt
+        sm80 = {max(v.head_dim, v.head_dim_v) for v in some if v.family == "sm80"}
+        assert set(sm80_tiles) == sm80
     softmax = [variant for variant in VARIANTS if isinstance(variant, SoftmaxVariant)]
     tiles = {(v.tile.lanes, v.tile.packs) for v in softmax}
     wanted = {PART_TILE, *itertools.chain.from_iterable(ROW_TILES.values())}

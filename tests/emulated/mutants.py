@@ -65,8 +65,8 @@ MUTANTS = {
     ),
     "values beyond a length are loaded": Mutant(
         SIMT,
-        "next_v.fetch(v, key, keys.end,",
-        "next_v.fetch(v, key, params.n,",
+        "fetch<kLeft>(v, key, keys.end,",
+        "fetch<kLeft>(v, key, params.n,",
         ["lengths before NaN"],
     ),
     "lengths are not clipped": Mutant(
@@ -74,20 +74,20 @@ MUTANTS = {
     ),
     # Which keys a row sees.
     "a row doesn't see its own key": Mutant(
-        "mask.cuh", "minimum(keys, r + diagonal + 1)", "minimum(keys, r + diagonal)", ["causal"]
+        "mask.cuh", "minimum(keys, r + right + 1)", "minimum(keys, r + right)", ["causal"]
     ),
     "a row sees one key ahead": Mutant(
-        "mask.cuh", "minimum(keys, r + diagonal + 1)", "minimum(keys, r + diagonal + 2)", ["causal"]
+        "mask.cuh", "minimum(keys, r + right + 1)", "minimum(keys, r + right + 2)", ["causal"]
     ),
     "padding keys count": Mutant(
-        "mask.cuh", "r + diagonal + 1) : keys;", "r + diagonal + 1) : 999;", ["few keys"]
+        "mask.cuh", "r + right + 1) : keys;", "r + right + 1) : 999;", ["few keys"]
     ),
     "padding rows count": Mutant("mask.cuh", "r < rows ? last : 0", "last", ["lengths"]),
     "a tile of full rows is taken for full": Mutant(
         "mask.cuh", "rows >= kRows && keys >= kKeys", "rows >= kRows", ["one tile"]
     ),
     "a tile under the diagonal is taken for full": Mutant(
-        "mask.cuh", "diagonal >= kKeys - 1", "diagonal >= 0", ["causal, far right", "causal"]
+        "mask.cuh", "right >= kKeys - 1", "right >= 0", ["causal, far right", "causal"]
     ),
     "the last key is dropped": Mutant(
         "mask.cuh", "{key_begin, extent.keys}", "{key_begin, extent.keys - 1}"
@@ -137,12 +137,12 @@ MUTANTS = {
     "the pieces of a thread's columns overlap": Mutant(SIMT, "* kPack + c % kPack", "* kPack"),
     # Scales.
     "the rest of the scale is lost": Mutant(
-        "score.cuh", "dot * scale", "dot", ["scale", "small scale"]
+        "score.cuh", "return dot * factor;", "return dot;", ["scale", "small scale"]
     ),
     "the scale is that of the padded head dim": Mutant(
         "score.cuh",
-        "static_cast<A>(params.scale_s)",
-        "static_cast<A>(1 / (params.scale_q * sqrt(double(Config::kHeadDim))))",
+        "params.scale_softcap : params.scale_s",
+        "params.scale_softcap : 1 / (params.scale_q * sqrt(double(Config::kHeadDim)))",
     ),
     "the power of two in the scale is lost": Mutant(SIMT, "static_cast<A>(params.scale_q)", "A(1)"),
     "exponentials have base 2": Mutant("types.cuh", "x * 1.4426950408889634f", "x"),
@@ -153,7 +153,11 @@ MUTANTS = {
     "empty rows are divided": Mutant(
         "softmax.cuh", "empty(r) ? A(0) : sum / l[r]", "sum / l[r]", ["causal, far left"]
     ),
-    "O is not rescaled": Mutant(SIMT, "O[r][c] *= alpha[r]", "O[r][c] *= A(1)"),
+    "O is not rescaled": Mutant(
+        SIMT,
+        "softmax.update(S, alpha);\n    scale_rows(O, alpha);",
+        "softmax.update(S, alpha);",
+    ),
     "l is not rescaled": Mutant("softmax.cuh", "l[r] *= alpha[r];", ""),
     "m is not kept": Mutant("softmax.cuh", "m[r] = m_new;", ""),
     "p_scale stays in lse": Mutant("softmax.cuh", "l[r] / weight.p_scale()", "l[r]"),
@@ -182,40 +186,40 @@ MUTANTS = {
     # The order of the threads.
     "no barrier between storing and reading K": Mutant(
         SIMT,
-        "next_k.store(block.K, A(1));\n        __syncthreads();",
+        "next_k.store(block.K, A(1));\n      __syncthreads();",
         "next_k.store(block.K, A(1));",
     ),
     "no barrier between reading and overwriting K": Mutant(
         SIMT,
-        "block.product_qk(x, S);\n        __syncthreads();",
+        "block.product_qk(x, S);\n      __syncthreads();",
         "block.product_qk(x, S);",
         ["wide"],
     ),
     "no barrier between storing and reading V": Mutant(
         SIMT,
-        "next_v.store(block.V, A(1));\n        __syncthreads();",
+        "next_v.store(block.V, A(1));\n      __syncthreads();",
         "next_v.store(block.V, A(1));",
     ),
     "no barrier between reading and overwriting V": Mutant(
-        SIMT, "block.product_pv(j, O);\n        __syncthreads();", "block.product_pv(j, O);"
+        SIMT, "block.product_pv(j, O);\n      __syncthreads();", "block.product_pv(j, O);"
     ),
     "a barrier that some warps skip": Mutant(
         SIMT,
-        "block.product_pv(j, O);\n        __syncthreads();",
-        "block.product_pv(j, O);\n        if (threadIdx.x >= 32) __syncthreads();",
+        "block.product_pv(j, O);\n      __syncthreads();",
+        "block.product_pv(j, O);\n      if (threadIdx.x >= 32) __syncthreads();",
     ),
     # What is loaded ahead.
     "the same chunk of K twice": Mutant(
         SIMT,
-        "next_k.fetch(k, key, keys.end, x + Block::kChunkD,",
-        "next_k.fetch(k, key, keys.end, x,",
+        "fetch<kLeft>(k, key, keys.end, x + Block::kChunkD,",
+        "fetch<kLeft>(k, key, keys.end, x,",
         ["wide"],
     ),
     "the same tile of K twice": Mutant(
-        SIMT, "next_k.fetch(k, key + Block::kBlockN,", "next_k.fetch(k, key,"
+        SIMT, "fetch<kLeft>(k, key + Block::kBlockN,", "fetch<kLeft>(k, key,"
     ),
     "the same chunk of V twice": Mutant(
-        SIMT, "next_v.fetch(v, key + j + Block::kChunkN,", "next_v.fetch(v, key + j,"
+        SIMT, "fetch<kLeft>(v, key + j + Block::kChunkN,", "fetch<kLeft>(v, key + j,"
     ),
     "the last chunk of d is lost": Mutant(
         SIMT, "x < params.d);", "x + Block::kChunkD < params.d);", ["wide"]
@@ -226,8 +230,8 @@ MUTANTS = {
     ),
     "P is kept in 16 bits": Mutant(
         SIMT,
-        "block.key_of(j)) = S(r, j);",
-        "block.key_of(j)) = to_float(Round<Float16>::from(S(r, j)));",
+        "*P.at(row_of(r), key_of(j)) = S(r, j);",
+        "*P.at(row_of(r), key_of(j)) = to_float(Round<Float16>::from(S(r, j)));",
     ),
     "l is kept in 16 bits": Mutant(
         "softmax.cuh",
@@ -237,8 +241,8 @@ MUTANTS = {
     ),
     "float64 goes through float32": Mutant(
         "types.cuh",
-        "return value; }\n};\n\ntemplate <class T>\nstruct Round;",
-        "return float(value); }\n};\n\ntemplate <class T>\nstruct Round;",
+        "return static_cast<double>(value);",
+        "return to_float(value);",
         ["float64"],
     ),
     # The naive kernel.
@@ -267,7 +271,12 @@ MUTANTS = {
     "naive: every key has the first one's weight": Mutant(
         NAIVE, "S(0, 0), j)", "S(0, 0), 0)", kernel="naive"
     ),
-    "naive: O is not rescaled": Mutant(NAIVE, "O[c] *= alpha[0]", "O[c] *= A(1)", kernel="naive"),
+    "naive: O is not rescaled": Mutant(
+        NAIVE,
+        "softmax.update(S, alpha);\n      scale_rows(O, alpha);",
+        "softmax.update(S, alpha);",
+        kernel="naive",
+    ),
     "naive: columns beyond the first chunk are lost": Mutant(
         NAIVE, "while (column < params.p)", "while (false)", ["wider"], kernel="naive"
     ),
@@ -290,18 +299,18 @@ MUTANTS = {
         "wait_async<1>();\n  __syncthreads();\n}",
     ),
     "sm80: the copy goes over the tile in use": sm80(
-        FORWARD_SM80, "Block::CopyV::run(block.V(),", "Block::CopyV::run({block.K().base},"
+        FORWARD_SM80, "run<kSkip>(\n        block.V(),", "run<kSkip>(\n        {block.K().base},"
     ),
     "sm80: the same keys twice": sm80(
         FORWARD_SM80,
-        "copy_k(params, block, key + kBlockN);",
-        "copy_k(params, block, key);",
+        "copy_k<false>(params, block, key + kBlockN);",
+        "copy_k<false>(params, block, key);",
         ["float16, aligned"],
     ),
     "sm80: values of the tile before": sm80(
         FORWARD_SM80,
-        "copy_v(params, block, key);",
-        "copy_v(params, block, key > 0 ? key - kBlockN : 0);",
+        "copy_v<Config::kLeft>(params, block, key);",
+        "copy_v<Config::kLeft>(params, block, key > 0 ? key - kBlockN : 0);",
         ["float16, aligned"],
     ),
     "sm80: Q isn't scaled": sm80(
@@ -311,15 +320,21 @@ MUTANTS = {
         ["float16, negative scale"],
     ),
     "sm80: a warp of idle rows is taken for a busy one's": sm80(
-        "mask.cuh", "minimum(rows, kRows) - 1 + diagonal >= 0", "diagonal >= 0", CAUSAL_SM80
+        "mask.cuh", "minimum(rows, kRows) - 1 + right >= 0", "right >= 0", CAUSAL_SM80
     ),
     "sm80: all warps have the block's first rows": sm80(
         FORWARD_SM80, "return threadIdx.x / 32 * kWarpRows;", "return 0;"
     ),
     "sm80: the masked columns are a lane off": sm80(
-        FORWARD_SM80, "- Scores::column_of(lane, 0);", "- Scores::column_of(lane + 1, 0);"
+        "sm80_scores.cuh",
+        "int end = sees.end(Scores::row_of(lane, r)) - Scores::column_of(lane, 0);",
+        "int end = sees.end(Scores::row_of(lane, r)) - Scores::column_of(lane + 1, 0);",
     ),
-    "sm80: O is not rescaled": sm80(FORWARD_SM80, "O(r, c) *= alpha[r]", "O(r, c) *= 1.0f"),
+    "sm80: O is not rescaled": sm80(
+        FORWARD_SM80,
+        "softmax.update(S, alpha);\n      scale_rows(O, alpha);",
+        "softmax.update(S, alpha);",
+    ),
     "sm80: columns beyond p are stored": sm80(
         FORWARD_SM80, "opaque_before_sm90(static_cast<int>(params.p)) - first_column", "256"
     ),
@@ -335,7 +350,9 @@ MUTANTS = {
         "(address + (steps % kTurned * 32))",
     ),
     "sm80: rows beyond the array are copied": sm80(
-        "matrix_tile.cuh", "r * kDown < below ? count : 0", "count"
+        "matrix_tile.cuh",
+        "r * kDown < below && (!kSkip || r * kDown >= above) ? count : 0",
+        "count",
     ),
     "sm80: columns beyond the array are copied": sm80(
         "matrix_tile.cuh", "minimum(maximum(columns - piece * 8, 0), 8)", "8"

@@ -1,0 +1,171 @@
+"""Each option alone and all at once on every kernel, and what keys that no row sees may hold."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emulated_attention import Result, attention
+from layouts import strided
+from option_arrays import FLOATS, INTEGERS
+from probe_tools import assert_same_bits
+from problems import ONE_DTYPE, Arrays, Case
+from tolerance import check
+
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
+
+# Of two blocks and three tiles of keys the last ones aren't full.
+PLAIN = Case((2,), 4, 2, 75, 150, 20, 24, ("float32",) * 3, seed=1)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "window": {"window": (20, 13), "offset": 40},
+    "left bound": {"window": (20, None)},
+    "right bound": {"window": (None, 13), "offset": -10},
+    "causal window": {"causal": True, "window": (20, 13)},
+    "softcap": {"softcap": 1.5},
+    "tiny softcap": {"softcap": 1e-3},
+    "huge softcap": {"softcap": 1e6},
+    "mask of keys": {"mask": "keys of a batch entry"},
+    "mask of rows": {"mask": "rows"},
+    "mask of heads": {"mask": "pairs of a head"},
+    "mask": {"mask": "full"},
+    "bias of keys": {"bias": "keys of a head"},
+    "bias of rows": {"bias": "rows of a batch entry"},
+    "bias": {"bias": "full"},
+    "ALiBi": {"alibi": "heads", "offset": 30},
+    "sinks": {"sinks": "full"},
+}
+ALL: dict[str, Any] = {
+    "window": (90, 20),
+    "softcap": 1.5,
+    "mask": "full",
+    "bias": "pairs of a head",
+    "alibi": "full",
+    "sinks": "heads",
+    "lengths": "both",
+    "poison": True,
+}
+KERNELS = tuple(ONE_DTYPE)
+
+
+def case_of(kernel: str, **options: Any) -> Case:
+    return replace(PLAIN, dtypes=(ONE_DTYPE[kernel],) * 3, **options)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_option_alone(kernel: str, option: str) -> None:
+    arrays = case_of(kernel, **OPTIONS[option]).build()
+    for schedule in (3, 4):
+        result = attention(arrays, kernel, schedule=schedule)
+        check(arrays, result.out, result.lse, kernel)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_schedules_and_grids_give_the_same_bits_with_all_options(kernel: str) -> None:
+    arrays = case_of(kernel, **ALL).build()
+    want = attention(arrays, kernel)
+    check(arrays, want.out, want.lse, kernel)
+    for schedule, grid in itertools.product((0, 1, 2, 3, 4), (None, 1, 3)):
+        got = attention(arrays, kernel, schedule=schedule, grid=grid)
+        what = f"schedule {schedule}, {grid} blocks"
+        assert_same_bits((got.out, got.lse), (want.out, want.lse), what)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_hidden_keys_hold_changes_no_bit(kernel: str) -> None:
+    """Hidden by the mask, by the bias, or some rows by the one and the others by the other."""
+    arrays = case_of(kernel, mask="pairs", bias="pairs").build()
+    mask, bias = arrays.mask.numpy(), arrays.bias.numpy()
+    mask[...], bias[...] = True, np.random.default_rng(2).normal(size=bias.shape)
+    rows = np.arange(PLAIN.m)[:, None]
+    mask[:, [3, 40, 100]] = False
+    bias[:, [4, 70, 149]] = -np.inf
+    both = [5, 127]
+    mask[:, both] = rows % 3 > 0
+    bias[:, both] = np.where(rows % 3 > 0, -np.inf, bias[:, both])
+    want = attention(arrays, kernel)
+    check(arrays, want.out, want.lse, kernel)
+    k, v = arrays.k.numpy(), arrays.v.numpy()
+    hidden = [3, 4, 5, 40, 70, 100, 127, 149]
+    for number, schedule in ((np.nan, 3), (np.inf, 4), (-np.inf, 0)):
+        for changed in ((k,), (v,), (k, v)):
+            before = [x.copy() for x in changed]
+            for x in changed:
+                x[..., hidden, :] = number
+            got = attention(arrays, kernel, schedule=schedule)
+            what = f"{number} in {len(changed)} of K and V"
+            assert_same_bits((got.out, got.lse), (want.out, want.lse), what)
+            for x, old in zip(changed, before, strict=True):
+                x[...] = old
+
+
+@pytest.mark.parametrize("hides", ["mask", "bias"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_keys_that_some_rows_see_leave_rows_of_other_blocks_alone(kernel: str, hides: str) -> None:
+    arrays = case_of(kernel, **{hides: "pairs"}).build()
+    table = arrays.small()[hides].numpy()
+    table[...], hidden = (True, False) if hides == "mask" else (0, -np.inf)
+    # Only rows 2 and 3 see these keys, and every kernel's block of row 70 begins behind them.
+    seeing = np.isin(np.arange(PLAIN.m), (2, 3))
+    for key in (0, 9, 100):
+        table[~seeing, key] = hidden
+    want = attention(arrays, kernel)
+    for x in (arrays.k, arrays.v):
+        x.numpy()[..., [0, 9, 100], :] = np.nan
+    got = attention(arrays, kernel)
+    assert np.isnan(got.out[..., seeing, :].astype(np.float64)).all()
+    assert np.isnan(got.lse[..., seeing]).all()
+    below = [(x.out[..., 64:, :], x.lse[..., 64:]) for x in (got, want)]
+    assert_same_bits(*below, "another block")
+
+
+@pytest.mark.parametrize("option", ["window", "mask", "bias", "sinks"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_row_of_nan_is_nan_and_the_others_are_what_they_were(kernel: str, option: str) -> None:
+    arrays = case_of(kernel, **OPTIONS[option]).build()
+    for small in (arrays.mask, arrays.bias, arrays.sinks):
+        if small is not None:
+            small.numpy()[...] = 1
+    want = attention(arrays, kernel)
+    arrays.q.numpy()[..., 33, 2] = np.nan
+    got = attention(arrays, kernel)
+    assert np.isnan(got.out[..., 33, :].astype(np.float64)).all()
+    assert np.isnan(got.lse[..., 33]).all()
+    others = np.arange(PLAIN.m) != 33
+    same = [(x.out[..., others, :], x.lse[..., others]) for x in (got, want)]
+    assert_same_bits(*same, "another row")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_any_byte_but_zero_is_true(kernel: str) -> None:
+    arrays = case_of(kernel, mask="full").build()
+    want = attention(arrays, kernel)
+    arrays.mask.numpy().view(np.uint8)[...] *= 6
+    got = attention(arrays, kernel)
+    assert_same_bits((got.out, got.lse), (want.out, want.lse), "True as 6")
+
+
+def sm80_in_layout(arrays: Arrays, name: str, layout: str) -> Result:
+    x = getattr(arrays, name)
+    moved = strided(x.shape, x.buffer.dtype, layout, 1)
+    moved.numpy()[...] = x.numpy()
+    return attention(replace(arrays, **{name: moved}), "sm80", schedule=3)
+
+
+@pytest.mark.parametrize("along", ["pairs", "keys"])
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, "bool"])
+def test_loads_of_one_element_and_of_two_give_the_same_bits(dtype: str, along: str) -> None:
+    """Even rows of aligned arrays are loaded two elements at a time, others one by one."""
+    name = "mask" if dtype == "bool" else "bias"
+    dtypes = {} if dtype == "bool" else {"bias_dtype": dtype}
+    arrays = case_of("sm80", **{name: along}, **dtypes).build()
+    want = sm80_in_layout(arrays, name, "contiguous")
+    check(arrays, want.out, want.lse, "sm80")
+    for layout in ("unaligned", "sliced", "transposed", "negative"):
+        if along == "pairs" or layout in ("unaligned", "negative"):
+            got = sm80_in_layout(arrays, name, layout)
+            assert_same_bits((got.out, got.lse), (want.out, want.lse), layout)
