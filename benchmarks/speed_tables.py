@@ -163,7 +163,7 @@ def softmaxes() -> str:
 
 
 def traffic() -> str:
-    """Return predicted and counted megabytes and the L2 hit rate of every point."""
+    """Return predicted, read and written megabytes and the L2 hit rate of every point."""
     rows = [
         [
             f"{point['what']}{', causal' if point['causal'] else ''}",
@@ -172,14 +172,15 @@ def traffic() -> str:
             f"{point['n']:,}",
             str(point["kernels"]),
             f"{point['predicted_bytes'] / 1e6:,.1f}",
-            f"{(point['read_bytes'] + point['written_bytes']) / 1e6:,.1f}",
+            f"{point['read_bytes'] / 1e6:,.1f}",
+            f"{point['written_bytes'] / 1e6:,.1f}",
             f"{point['counted_over_predicted']:.2f}",
             f"{point['l2_hit_rate']:.1%}",
         ]
         for point in load("traffic")["points"]
     ]
-    header = ["what", "dtype", "heads", "n", "kernels", "predicted MB", "counted MB"]
-    return markdown([*header, "counted / predicted", "L2 hits"], rows)
+    header = ["what", "dtype", "heads", "n", "kernels", "predicted MB", "read MB"]
+    return markdown([*header, "written MB", "counted / predicted", "L2 hits"], rows)
 
 
 def first_calls() -> str:

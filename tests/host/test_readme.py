@@ -23,6 +23,16 @@ def test_the_figures_of_memory_and_first_call_are_the_measured_ones():
     assert f"{min(cold):.1f} to {max(cold):.1f} s cold" in README
 
 
+def test_the_speed_of_the_softmaxes_is_the_measured_one():
+    found = [
+        point["candidates"][method]["of_copy"]
+        for point in load("time_softmax")["points"]
+        if point["n"] >= 64
+        for method in ("online", "three_pass")
+    ]
+    assert f"at {min(found):.2f} to {max(found):.2f} of a copy's speed" in README
+
+
 def test_explain_names_every_dtype_and_dim_where_unfused_is_faster():
     slower = {}
     for point in load("time_attention")["points"]:
