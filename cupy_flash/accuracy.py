@@ -119,10 +119,11 @@ def softmax_bound(x: Array, exact: Array, axis: int = -1) -> Array:
       each addition on a term's way;
     * the reciprocal and the product round once each.
 
-    A term meets one addition for each element of its thread (32, in rows of more than 8 MiB one
-    more for each 2**17 elements) and 20 between threads. It is rescaled where threads, warps and
-    parts of a row are joined, and in a thread for each 2**20 elements; on the NumPy path for each
-    4096 elements, at most 64 times.
+    A term meets one addition for each element of its thread (up to 128, of the longest rows one for
+    each 2**16 elements) and 20 between threads. It is rescaled in a thread for each 16 of its
+    elements, and where threads, warps and parts of a row are joined; on the NumPy path for each
+    4096 elements, at most 64 times. Weights that a kernel keeps (float64) are joined to the row's
+    maximum by one exponential and one product more.
 
     Parameters
     ----------
@@ -141,7 +142,7 @@ def softmax_bound(x: Array, exact: Array, axis: int = -1) -> Array:
         D = np.where(exact > 0, m - S, 0)
     blocks = min(n / 4096, 64)
     rescalings = 2 + min(n / 256, 6) + blocks + n / 2**20
-    additions = min(n, 32) + 20 + blocks + n / 2**17
+    additions = min(n, 128) + 20 + blocks + n / 2**16
     distances = 4 * (D + (exact * D).sum(axis=axis, keepdims=True))
     relative = distances + 16 + 6 * rescalings + additions
     rounding = np.maximum(ROUNDING[dtype] * exact, SMALLEST[dtype])
