@@ -145,7 +145,7 @@ MUTANTS = {
         "params.scale_softcap : 1 / (params.scale_q * sqrt(double(Config::kHeadDim)))",
     ),
     "the power of two in the scale is lost": Mutant(SIMT, "static_cast<A>(params.scale_q)", "A(1)"),
-    "exponentials have base 2": Mutant("types.cuh", "x * 1.4426950408889634f", "x"),
+    "exponentials have base 2": Mutant("exponential.cuh", "x * 1.4426950408889634f", "x"),
     # The online softmax.
     "a row that has seen no key yet takes -inf from -inf": Mutant(
         "softmax.cuh", "m == -Limits<A>::infinity() ? A(0) : m", "m", ["hopeless tile"]
