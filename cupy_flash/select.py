@@ -201,18 +201,17 @@ def _sm80_tile(widest: int, unit: int, problem: Problem, device: Device) -> Tile
     or hide scores one by one. A window keeps the rows, at 255 registers without a spill, unless it
     has no right bound: at d = 96 and p = 128 that spilled 8 bytes.
     """
-    tile = SM80_TILES[widest]
+    scored = _scores_one_by_one(problem)
+    tile = SM80_SCORE_TILES[widest] if scored else SM80_TILES[widest]
+    left_only = problem.left is not None and problem.right is None
     newest = device.arch >= 100
-    extra = problem.left is not None or problem.sinks is not None
-    if _scores_one_by_one(problem):
-        tile, extra = SM80_SCORE_TILES[widest], True
-    elif tile.block_m > 64:
-        left_only = problem.left is not None and problem.right is None
-        if unit < 16 or left_only or newest:
-            tile = replace(tile, block_m=64, blocks=2 if newest and extra else 3)
-    if newest and extra and widest == 256:
-        # With 64 keys up to 40 bytes spilled.
-        tile = replace(tile, block_n=32)
+    if tile.block_m > 64 and (unit < 16 or left_only or newest):
+        tile = replace(tile, block_m=64, blocks=3)
+    if newest:
+        options = (problem.left, problem.sinks, problem.q_lengths, problem.k_lengths)
+        if scored or any(option is not None for option in options):
+            # With three blocks, and at 256 with 64 keys, 8 to 40 bytes spilled.
+            tile = replace(tile, blocks=2, block_n=32 if widest == 256 else tile.block_n)
     return tile
 
 

@@ -50,11 +50,13 @@ struct Sm80Block {
     Tile tile;
     const T* k;  // row of key 0
     const T* v;
-    TileMask<Config> sees;      // of the block's rows
-    int skipped;                // keys of the first tile that no row sees
-    long long place;            // where the block's first row stands
-    const unsigned char* mask;  // of the block's first row and key 0
-    const typename Config::Bias* bias;
+    TileMask<Config> sees;  // of the block's rows
+    int skipped;      // keys of the first tile that no row sees
+    long long place;  // where the block's first row stands
+    // The elements of the block's first row and key 0. No pointers: through one that comes from shared
+    // memory loads are generic.
+    long long mask;
+    long long bias;
     bool mask_paired;  // whether neighbours can be loaded together
     bool bias_paired;
     Score<Config> score;
@@ -88,12 +90,17 @@ struct Sm80Block {
   __device__ __forceinline__ VTile V() const { return {shared + kVOffset}; }
 };
 
-// Whether the elements 2 c and 2 c + 1 of every row can be loaded as one word. A question to ask at run
-// time: tiles at the edge need the other way anyway, so that the kernel holds both.
+__device__ __forceinline__ long long element_of(const Operand& operand, const Tile& tile,
+                                                long long row, long long key) {
+  return index_of(operand, tile, tile.head) + row * operand.row + key * operand.column;
+}
+
+// Whether the elements 2 c and 2 c + 1 of every row from `element` on can be loaded as one word. A
+// question to ask at run time: tiles at the edge need the other way anyway, so that the kernel holds both.
 template <class T>
-__device__ __forceinline__ bool paired(const Matrix<T>& array) {
-  return array.column_stride == 1 && array.row_stride % 2 == 0 &&
-         reinterpret_cast<unsigned long long>(array.data) % (2 * sizeof(T)) == 0;
+__device__ __forceinline__ bool paired(const Operand& operand, long long element) {
+  const auto address = reinterpret_cast<unsigned long long>(operand.data) + element * sizeof(T);
+  return operand.column == 1 && operand.row % 2 == 0 && address % (2 * sizeof(T)) == 0;
 }
 
 template <class Config, class Work>
@@ -109,11 +116,14 @@ __device__ __forceinline__ void begin(const Params& params, const Tile& tile, Wo
   work.sees = mask.tile(tile.row_begin, tiles);
   work.skipped = static_cast<int>(keys.begin - tiles.begin);
   work.place = tile.row_begin + tile.extent.offset - tiles.begin;
-  const auto arrays = ScoreArrays<Config>::of(params, tile).from(tile.row_begin, tiles.begin);
-  work.mask = arrays.mask.data;
-  work.bias = arrays.bias.data;
-  work.mask_paired = paired(arrays.mask);
-  work.bias_paired = paired(arrays.bias);
+  if (Config::kMask) {
+    work.mask = element_of(params.mask, tile, tile.row_begin, tiles.begin);
+    work.mask_paired = paired<unsigned char>(params.mask, work.mask);
+  }
+  if (Score<Config>::kBias) {
+    work.bias = element_of(params.bias, tile, tile.row_begin, tiles.begin);
+    work.bias_paired = paired<typename Config::Bias>(params.bias, work.bias);
+  }
   work.score = Score<Config>(
       params, number_of_head<float, typename Config::Slopes>(params.alibi_slopes, tile));
 }
@@ -232,7 +242,7 @@ __device__ __forceinline__ void attend(const Params& params, const Block& block,
   typename Block::MaskPairs next_mask;
   typename Block::MaskWords mask;
   if (kMask) {
-    fetch_mask(params, block, 0, next_mask);
+    fetch_mask<Config>(params, block, 0, next_mask);
     mask.pack(next_mask);
   }
   for (int key = 0; key < block.work().sees.keys; key += kBlockN) {
@@ -242,7 +252,7 @@ __device__ __forceinline__ void attend(const Params& params, const Block& block,
     if (kMask) idle = !__any_sync(0xffffffffu, !idle && mask.any());
     typename Block::Bias bias;
     if constexpr (kBias && Block::kBiasAhead) {
-      if (!idle) fetch_bias(params, block, key, bias);
+      if (!idle) fetch_bias<Config>(params, block, key, bias);
     }
     typename Block::Scores S;
     wait_for_copy();
@@ -259,14 +269,14 @@ __device__ __forceinline__ void attend(const Params& params, const Block& block,
     }
     if (!idle) {
       if constexpr (kBias) {
-        if (!Block::kBiasAhead) fetch_bias(params, block, key, bias);
+        if (!Block::kBiasAhead) fetch_bias<Config>(params, block, key, bias);
         if (careful) clear_hidden_products<Block>(bias, S);
       }
       if constexpr (Score<Config>::kMore) score_tile<Config>(block, key, bias, S);
       if (kMask) hide<Config, Block>(mask, S);
       if (!sees.template all_visible<Block::kWarpRows, kBlockN>()) hide(sees, block, S);
     }
-    if (kMask) fetch_mask(params, block, key + kBlockN, next_mask);
+    if (kMask) fetch_mask<Config>(params, block, key + kBlockN, next_mask);
     if (!idle) {
       float alpha[Block::Scores::kRows];
       softmax.update(S, alpha);

@@ -16,12 +16,18 @@ struct Tile {
   Extent extent;
 };
 
-template <class T>
-__device__ __forceinline__ T* entry_of(const Operand& operand, const Tile& tile, long long head) {
+// Where a head's elements begin, in elements.
+__device__ __forceinline__ long long index_of(const Operand& operand, const Tile& tile,
+                                              long long head) {
   long long index = head * operand.head;
 #pragma unroll
   for (int axis = 0; axis < kBatchAxes; ++axis) index += tile.batch[axis] * operand.batch[axis];
-  return static_cast<T*>(operand.data) + index;
+  return index;
+}
+
+template <class T>
+__device__ __forceinline__ T* entry_of(const Operand& operand, const Tile& tile, long long head) {
+  return static_cast<T*>(operand.data) + index_of(operand, tile, head);
 }
 
 // The type argument of a call without lengths.

@@ -30,8 +30,14 @@ struct ScoreArrays {
 
   // From row 0 and key 0 on.
   static __device__ __forceinline__ ScoreArrays of(const Params& params, const Tile& tile) {
-    return {matrix_of<unsigned char, Config::kMask>(params.mask, tile),
-            matrix_of<Bias, kBias>(params.bias, tile)};
+    return at(params, index_of(params.mask, tile, tile.head),
+              index_of(params.bias, tile, tile.head));
+  }
+
+  // From these elements on.
+  static __device__ __forceinline__ ScoreArrays at(const Params& params, long long mask,
+                                                   long long bias) {
+    return {matrix_at<unsigned char>(params.mask, mask), matrix_at<Bias>(params.bias, bias)};
   }
 
   // From a row and a key of these on.
@@ -69,10 +75,9 @@ struct ScoreArrays {
   }
 
  private:
-  template <class T, bool kGiven>
-  static __device__ __forceinline__ Matrix<T> matrix_of(const Operand& operand, const Tile& tile) {
-    if constexpr (!kGiven) return {};
-    return {entry_of<const T>(operand, tile, tile.head), operand.row, operand.column};
+  template <class T>
+  static __device__ __forceinline__ Matrix<T> matrix_at(const Operand& operand, long long index) {
+    return {static_cast<const T*>(operand.data) + index, operand.row, operand.column};
   }
 
   template <class T>

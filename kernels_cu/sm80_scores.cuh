@@ -51,22 +51,28 @@ __device__ __forceinline__ FragmentPlace place_of(const Block& block) {
           static_cast<int>(tile.row_end - tile.row_begin) - 1, Block::Scores::column_of(lane, 0)};
 }
 
-template <class Block>
+// The mask and the bias from the block's first row and key `key` on.
+template <class Config, class Block>
+__device__ __forceinline__ ScoreArrays<Config> arrays_of(const Params& params, const Block& block,
+                                                         int key) {
+  const auto& work = block.work();
+  return ScoreArrays<Config>::at(params, work.mask, work.bias).from(0, key);
+}
+
+template <class Config, class Block>
 __device__ __forceinline__ void fetch_mask(const Params& params, const Block& block, int key,
                                            typename Block::MaskPairs& mask) {
   const auto& work = block.work();
-  const long long column = params.mask.column;
-  mask.fetch({work.mask + key * column, params.mask.row, column}, place_of(block),
-             work.sees.keys - key, work.mask_paired);
+  mask.fetch(arrays_of<Config>(params, block, key).mask, place_of(block), work.sees.keys - key,
+             work.mask_paired);
 }
 
-template <class Block>
+template <class Config, class Block>
 __device__ __forceinline__ void fetch_bias(const Params& params, const Block& block, int key,
                                            typename Block::Bias& bias) {
   const auto& work = block.work();
-  const long long column = params.bias.column;
-  bias.fetch({work.bias + key * column, params.bias.row, column}, place_of(block),
-             work.sees.keys - key, work.bias_paired);
+  bias.fetch(arrays_of<Config>(params, block, key).bias, place_of(block), work.sees.keys - key,
+             work.bias_paired);
 }
 
 // Makes the scores of a warp's products.
@@ -110,12 +116,11 @@ __device__ __forceinline__ void clear_hidden_products(const typename Block::Bias
 template <class Config, class Block>
 __device__ __forceinline__ void clear_hidden_values(const Params& params, const Block& block,
                                                     int key) {
-  const auto& work = block.work();
-  const ScoreArrays<Config> arrays = {{work.mask, params.mask.row, params.mask.column},
-                                      {work.bias, params.bias.row, params.bias.column}};
+  const ScoreArrays<Config> arrays = arrays_of<Config>(params, block, key);
+  const TileMask<Config> sees = block.work().sees.from(0, key);
 #pragma unroll 1
   for (int j = threadIdx.x; j < Config::kBlockN; j += Block::kThreads) {
-    if (arrays.any_row_sees(work.sees, key + j)) continue;
+    if (arrays.any_row_sees(sees, j)) continue;
 #pragma unroll 1
     for (int piece = 0; piece < Block::VTile::kPieces; ++piece) {
       store_shared(block.V().at(j, piece), Words4{});

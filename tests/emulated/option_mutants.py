@@ -103,8 +103,8 @@ OPTION_MUTANTS = {
     ),
     "the bias is that of another head": Mutant(
         ARRAYS,
-        "entry_of<const T>(operand, tile, tile.head)",
-        "entry_of<const T>(operand, tile, tile.head / 2)",
+        "index_of(params.bias, tile, tile.head)",
+        "index_of(params.bias, tile, tile.head / 2)",
         ["alibi and bias"],
     ),
     "rows and columns of the arrays are swapped": Mutant(
@@ -209,13 +209,22 @@ OPTION_MUTANTS = {
         SCORES_SM80, "S(r, c) = 0.0f;", ";", ["float16, bias hides NaN"]
     ),
     "sm80: hidden values aren't cleared": sm80(
-        SCORES_SM80, "arrays.any_row_sees(work.sees, key + j)", "true", ["float16, mask hides NaN"]
+        SCORES_SM80, "arrays.any_row_sees(sees, j)", "true", ["float16, mask hides NaN"]
     ),
     "sm80: no barrier after clearing": sm80(
         FORWARD_SM80,
         "clear_hidden_values<Config>(params, block, key);\n      __syncthreads();",
         "clear_hidden_values<Config>(params, block, key);",
         ["float16, mask hides NaN"],
+    ),
+    "sm80: the bias is that of another head": sm80(
+        FORWARD_SM80,
+        "index_of(operand, tile, tile.head)",
+        "index_of(operand, tile, 0)",
+        ["float16, heads"],
+    ),
+    "sm80: the bias is that of the next key": sm80(
+        FORWARD_SM80, "key * operand.column", "(key + 1) * operand.column", ["float16, bias"]
     ),
     # The fragments of sm80.
     "sm80: the second row's bias is the first one's": sm80(
@@ -243,21 +252,21 @@ OPTION_MUTANTS = {
         ["float16, bias"],
     ),
     "sm80: unaligned pairs are loaded as words": sm80(
-        FORWARD_SM80, "% (2 * sizeof(T)) == 0", "% sizeof(T) == 0", ["float16, odd address"]
+        FORWARD_SM80, "address % (2 * sizeof(T)) == 0", "true", ["float16, odd address"]
     ),
     "sm80: pairs in rows of odd length are loaded as words": sm80(
-        FORWARD_SM80, "array.row_stride % 2 == 0 &&", "", ["float16, odd mask"]
+        FORWARD_SM80, "operand.row % 2 == 0 &&", "", ["float16, odd mask"]
     ),
     "sm80: strided pairs are loaded as words": sm80(
-        FORWARD_SM80, "array.column_stride == 1 &&", "", ["float16, sliced bias"]
+        FORWARD_SM80, "operand.column == 1 &&", "", ["float16, sliced bias"]
     ),
     "sm80: half of the mask's words is lost": sm80(
         FRAGMENTS, "2 * w + 1].bits << 16", "2 * w].bits << 16", ["float16, mask"]
     ),
     "sm80: the mask is a tile behind": sm80(
         FORWARD_SM80,
-        "fetch_mask(params, block, key + kBlockN, next_mask)",
-        "fetch_mask(params, block, key, next_mask)",
+        "fetch_mask<Config>(params, block, key + kBlockN, next_mask)",
+        "fetch_mask<Config>(params, block, key, next_mask)",
         ["float16, mask"],
     ),
     "sm80: tiles are skipped for their first columns": sm80(

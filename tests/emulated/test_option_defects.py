@@ -52,6 +52,7 @@ CASES = {
     "float16, sparse mask": replace(SIXTEEN, mask="pairs"),
     "float16, bias": replace(SIXTEEN, bias="pairs", bias_dtype="float16"),
     "float16, odd address": replace(SIXTEEN, bias="pairs", bias_dtype="float16"),
+    "float16, heads": replace(HEADS, dtypes=SIXTEEN.dtypes, mask="full", bias="full"),
     "float16, sliced bias": replace(SIXTEEN, bias="pairs", option_layout="sliced"),
     "float16, alibi": replace(SIXTEEN, alibi="one", offset=-20),
     "float16, sinks": replace(SIXTEEN, sinks="one"),
