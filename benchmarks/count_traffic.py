@@ -125,8 +125,8 @@ def run_profiled(point: Point) -> None:
     call = point.operation()
     call()
     other = cupy.zeros(FLUSH, np.uint8)
-    # Read, so that what L2 holds is as it is in memory: lines that were only written would be written
-    # back, and counted, during the call.
+    # Read, so that what L2 holds is as it is in memory: lines that were only written would be
+    # written back, and counted, during the call.
     other.sum()
     cupy.cuda.Device().synchronize()
     cupy.cuda.profiler.start()
