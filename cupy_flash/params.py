@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ OPERAND_DTYPE = np.dtype(
     }
 )
 
-_HEADER = {
+_HEADER: dict[str, Any] = {
     "m": np.int64,
     "n": np.int64,
     "d": np.int64,
@@ -47,23 +47,20 @@ _HEADER = {
     "p_scale": np.float64,
     "softcap": np.float64,
     "scale_softcap": np.float64,
+    "batch_extent": (np.int64, BATCH_AXES),
+    "unit": np.float64,
+    "reserved": (np.int64, 3),
 }
 _HEADER_SIZE = 192
-_RESERVED = _HEADER_SIZE // 8 - len(_HEADER) - BATCH_AXES
 
 PARAMS_DTYPE = np.dtype(
     {
-        "names": [*_HEADER, "batch_extent", "reserved", *OPERANDS],
-        "formats": [
-            *_HEADER.values(),
-            (np.int64, BATCH_AXES),
-            (np.int64, _RESERVED),
-            *[OPERAND_DTYPE] * len(OPERANDS),
-        ],
+        "names": [*_HEADER, *OPERANDS],
+        "formats": [*_HEADER.values(), *[OPERAND_DTYPE] * len(OPERANDS)],
         "offsets": [
-            *range(0, 8 * len(_HEADER), 8),
-            8 * len(_HEADER),
-            8 * (len(_HEADER) + BATCH_AXES),
+            *itertools.accumulate(
+                (np.dtype(kind).itemsize for kind in [*_HEADER.values()][:-1]), initial=0
+            ),
             *range(_HEADER_SIZE, _HEADER_SIZE + 64 * len(OPERANDS), 64),
         ],
         "itemsize": _HEADER_SIZE + 64 * len(OPERANDS),
@@ -206,6 +203,7 @@ def _template(
     params["p_scale"] = p_scale
     softcap = split_softcap(problem.softcap, scales[1], problem.accumulate)
     params["softcap"], params["scale_softcap"] = softcap
+    params["unit"] = _unit(problem, scales[1], softcap[0])
     for name, operand in operands.items():
         entry = params[name]
         entry["head"], entry["row"], entry["column"] = operand.head, operand.row, operand.column
@@ -221,6 +219,13 @@ def _scales(problem: Problem, variant: Variant) -> tuple[tuple[float, float], fl
         split_scale_sm80(problem.scale, problem.dtype),
         SM80_FLOAT16_P_SCALE if problem.dtype == "float16" else p_scale,
     )
+
+
+def _unit(problem: Problem, scale_s: float, softcap: float) -> float:
+    """Return the natural scores that one of sm80's is: the last factor is left to the weights."""
+    if problem.bias or problem.alibi_slopes:
+        return 1.0
+    return softcap or scale_s
 
 
 def merge_axes(

@@ -55,16 +55,8 @@ SM80_TILES = {
     192: Tile(64, 64, 4, WARP, blocks=2),
     256: Tile(64, 64, 4, WARP, blocks=2),
 }
-# The same where scores are changed or hidden one by one: half the rows, and so many blocks that no
-# combination of options spills.
-SM80_SCORE_TILES = {
-    32: Tile(64, 64, 4, WARP, blocks=3),
-    64: Tile(64, 64, 4, WARP, blocks=3),
-    96: Tile(64, 64, 4, WARP, blocks=2),
-    128: Tile(64, 64, 4, WARP, blocks=2),
-    192: Tile(64, 64, 4, WARP, blocks=2),
-    256: Tile(64, 64, 4, WARP, blocks=2),
-}
+# What a multiprocessor keeps of its shared memory for each block.
+RESERVED_SHARED_MEMORY = 1024
 
 
 @dataclass(frozen=True)
@@ -145,32 +137,33 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
         tile = replace(tile, chunk_d=min(tile.chunk_d, head_dim))
     elif family == "sm80":
         unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
-        tile = _sm80_tile(widest, unit, problem, device)
-    return _intern(
-        Variant(
-            family=family,
-            arch=device.arch,
-            q=problem.q.dtype,
-            k=problem.k.dtype,
-            v=problem.v.dtype,
-            o=problem.dtype,
-            head_dim=head_dim,
-            head_dim_v=head_dim_v,
-            q_lengths=_dtype(problem.q_lengths),
-            k_lengths=_dtype(problem.k_lengths),
-            left=problem.left is not None,
-            right=problem.right is not None,
-            offset_from_lengths=problem.offset is None and _uses_offset(problem),
-            mask=_along(problem.mask),
-            bias=_dtype(problem.bias),
-            bias_along=_along(problem.bias),
-            softcap=problem.softcap is not None,
-            alibi=_dtype(problem.alibi_slopes),
-            sinks=_dtype(problem.sinks),
-            tile=tile,
-            unit=unit,
-        )
+        tile = _sm80_tile(widest, device)
+    variant = Variant(
+        family=family,
+        arch=device.arch,
+        q=problem.q.dtype,
+        k=problem.k.dtype,
+        v=problem.v.dtype,
+        o=problem.dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        q_lengths=_dtype(problem.q_lengths),
+        k_lengths=_dtype(problem.k_lengths),
+        left=problem.left is not None,
+        right=problem.right is not None,
+        offset_from_lengths=problem.offset is None and _uses_offset(problem),
+        mask=_along(problem.mask),
+        bias=_dtype(problem.bias),
+        bias_along=_along(problem.bias),
+        softcap=problem.softcap is not None,
+        alibi=_dtype(problem.alibi_slopes),
+        sinks=_dtype(problem.sinks),
+        tile=tile,
+        unit=unit,
     )
+    if family == "sm80" and (problem.mask is not None or problem.bias is not None):
+        variant = _fitting(variant, device)
+    return _intern(variant)
 
 
 def _dtype(operand: Operand | None) -> str | None:
@@ -194,25 +187,29 @@ def _scores_one_by_one(problem: Problem) -> bool:
     return any(option is not None for option in options)
 
 
-def _sm80_tile(widest: int, unit: int, problem: Problem, device: Device) -> Tile:
-    """Return the tile of a head-dim bucket, of half the rows where so many registers spill.
+def _sm80_tile(widest: int, device: Device) -> Tile:
+    """Return the tile of a head-dim bucket, from sm_100 on of at most 64 rows.
 
-    That is where rows don't consist of 16-byte units, from sm_100 on, and with options that change
-    or hide scores one by one. A window keeps the rows, at 255 registers without a spill, unless it
-    has no right bound: at d = 96 and p = 128 that spilled 8 bytes.
+    There 128 rows spilled 16 to 56 bytes in 5 of 21 kernels.
     """
-    scored = _scores_one_by_one(problem)
-    tile = SM80_SCORE_TILES[widest] if scored else SM80_TILES[widest]
-    left_only = problem.left is not None and problem.right is None
-    newest = device.arch >= 100
-    if tile.block_m > 64 and (unit < 16 or left_only or newest):
-        tile = replace(tile, block_m=64, blocks=3)
-    if newest:
-        options = (problem.left, problem.sinks, problem.q_lengths, problem.k_lengths)
-        if scored or any(option is not None for option in options):
-            # With three blocks, and at 256 with 64 keys, 8 to 40 bytes spilled.
-            tile = replace(tile, blocks=2, block_n=32 if widest == 256 else tile.block_n)
-    return tile
+    tile = SM80_TILES[widest]
+    return replace(tile, block_m=64) if device.arch >= 100 else tile
+
+
+def _fitting(variant: Variant, device: Device) -> Variant:
+    """Return the variant with as many keys in a tile as shared memory has room for.
+
+    The widest tile of which a multiprocessor holds two blocks; where none is so narrow, one.
+    """
+    tile = variant.tile
+    widths = [n for n in (tile.block_n, tile.block_n // 2, tile.block_n // 4) if n >= WARP]
+    narrower = [replace(variant, tile=replace(tile, block_n=n)) for n in widths]
+    two = (device.shared_memory + RESERVED_SHARED_MEMORY) // 2 - RESERVED_SHARED_MEMORY
+    for room in (two, device.shared_memory):
+        for candidate in narrower:
+            if candidate.shared_memory <= room:
+                return candidate
+    raise AssertionError("SHARED_MEMORY holds the narrowest tile")
 
 
 @functools.cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+# Bytes that an element of a bias has in shared memory where it isn't a float32 (sm80).
+STORED_BYTES = {"float16": 2, "bfloat16": 2, "uint8": 1}
 WARP = 32
 # What a block of sm80 keeps in shared memory beside its tiles.
 SM80_WORK_BYTES = 192
@@ -115,12 +117,25 @@ class Variant:
         tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
         if self.family == "sm80":
             rows = (tile.block_m + tile.block_n) * self.head_dim + tile.block_n * self.head_dim_v
-            return rows * ITEMSIZE[self.q] + SM80_WORK_BYTES
+            bias = self._score_tile(self.bias_along, STORED_BYTES.get(self.bias or "", 4))
+            # The mask of the next keys comes while that of these is read.
+            masks = 2 * self._score_tile(self.mask, 1)
+            tiles = rows * ITEMSIZE[self.q] + bias + masks
+            # In the end O takes their place.
+            output = tile.block_m * self.head_dim_v * ITEMSIZE[self.o]
+            return max(tiles, output) + SM80_WORK_BYTES
         pad = 16 // itemsize
         stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (self.head_dim_v + pad))
         q = tile.block_m * (self.head_dim + pad)
         p = tile.block_m * (tile.block_n + pad)
         return (q + p + stage) * itemsize
+
+    def _score_tile(self, along: str | None, itemsize: int) -> int:
+        """Return the bytes of a tile of the mask or the bias (sm80)."""
+        if along is None:
+            return 0
+        rows = self.tile.block_m if along == "pairs" else 1
+        return max(rows * self.tile.block_n * itemsize, 128)
 
     def __str__(self) -> str:
         """Say the variant in one line, for logs and errors."""

@@ -1,11 +1,12 @@
-// Tiles of 16-bit elements in shared memory, laid out for ldmatrix, and their copies from strided global
-// memory with zeros outside the array.
+// Tiles of 16-bit elements in shared memory, laid out for ldmatrix, and the copies of tiles from strided
+// global memory with zeros outside the array.
 #pragma once
 
 #include "ptx/async_copy.cuh"
 #include "ptx/opaque.cuh"
 #include "ptx/pack.cuh"
 #include "ptx/shared.cuh"
+#include "stored.cuh"
 #include "tile.cuh"
 #include "types.cuh"
 
@@ -15,7 +16,8 @@ template <int kRows_, int kColumns_>
 struct MatrixTile {
   static constexpr int kRows = kRows_;
   static constexpr int kColumns = kColumns_;
-  static constexpr int kPieces = kColumns / 8;
+  static constexpr int kPieceElements = 8;
+  static constexpr int kPieces = kColumns / kPieceElements;
   static constexpr int kPitch = kColumns * 2;
   static constexpr int kBytes = kRows * kPitch;
   static_assert(kColumns % 32 == 0 && kRows % 8 == 0, "rows of a multiple of 64 bytes");
@@ -45,13 +47,16 @@ constexpr int greatest_common_divisor(int a, int b) {
 }
 
 // The copy of one tile by kThreads threads. With kUnit 16 or 4 a row's units of so many bytes are aligned
-// in global memory and travel by cp.async; with kUnit 2 elements go one by one, for any strides.
-template <class T, class Tile, int kThreads, int kUnit>
+// in global memory and travel by cp.async; with a smaller one elements are loaded one by one, for any
+// strides, kBatch pieces of 16 bytes at a time.
+template <class T, class Tile, int kThreads, int kUnit, int kBatch = 1>
 struct TileCopy {
+  static constexpr int kPieceElements = Tile::kPieceElements;
   static constexpr int kAcross = greatest_common_divisor(Tile::kPieces, 16);
   static constexpr int kDown = kThreads / kAcross;
   static constexpr int kPieceSteps = Tile::kPieces / kAcross;
   static constexpr int kRowSteps = (Tile::kRows + kDown - 1) / kDown;
+  static constexpr bool kElements = kUnit < 4;
   static constexpr int kUnroll = kUnit == 16 ? kRowSteps : 1;
   static constexpr bool kEven = Tile::kRows % kDown == 0;
   static_assert(kDown % 8 == 0, "the rows of a thread are turned alike");
@@ -62,41 +67,64 @@ struct TileCopy {
   static __device__ __forceinline__ void run(const Tile& tile, const Matrix<T>& matrix,
                                              long long row, int rows, int columns,
                                              int skipped = 0) {
-    // Opaque, or what follows from the thread's place lives in registers through the whole kernel.
-    const int thread = opaque(static_cast<int>(threadIdx.x));
-    const int first_row = thread / kAcross;
-    const int first_piece = thread % kAcross;
+    const Place place(matrix);
+    const int first_row = place.row;
+    const int first_piece = place.piece;
     const long long step = opaque(kDown * matrix.row_stride);
 #pragma unroll
     for (int c = 0; c < kPieceSteps; ++c) {
       const int piece = first_piece + c * kAcross;
-      const int count = minimum(maximum(columns - piece * 8, 0), 8);
+      const int count = minimum(maximum(columns - piece * kPieceElements, 0), kPieceElements);
       const T* source = matrix.data + (row + first_row) * matrix.row_stride +
-                        piece * 8 * matrix.column_stride;
+                        piece * kPieceElements * matrix.column_stride;
       const unsigned target = tile.at(first_row, piece);
       const int below = count > 0 ? rows - first_row : 0;  // rows from the thread's first one on
       const int above = kSkip ? skipped - first_row : 0;
-#pragma unroll kUnroll
-      for (int r = 0; r < kRowSteps; ++r) {
-        if (kEven || first_row < Tile::kRows - r * kDown) {
-          copy_piece(target + r * kDown * Tile::kPitch, source, matrix.column_stride,
-                     r * kDown < below && (!kSkip || r * kDown >= above) ? count : 0);
+      const auto present = [&](int r) {
+        return r * kDown < below && (!kSkip || r * kDown >= above) ? count : 0;
+      };
+      const auto in_tile = [&](int r) { return kEven || first_row < Tile::kRows - r * kDown; };
+      if constexpr (kElements) {
+#pragma unroll 1
+        for (int r = 0; r < kRowSteps; r += kBatch) {
+          Words4 piece[kBatch];
+#pragma unroll
+          for (int b = 0; b < kBatch; ++b) {
+            piece[b] = load_piece(source, matrix.column_stride,
+                                  r + b < kRowSteps && in_tile(r + b) ? present(r + b) : 0);
+            source = opaque(source + step);
+          }
+#pragma unroll
+          for (int b = 0; b < kBatch; ++b) {
+            if (r + b < kRowSteps && in_tile(r + b)) {
+              store_shared(target + (r + b) * kDown * Tile::kPitch, piece[b]);
+            }
+          }
         }
-        // Opaque, or the addresses of all copies take registers that the products need.
-        if (r + 1 < kRowSteps) source = opaque(source + step);
+      } else {
+#pragma unroll kUnroll
+        for (int r = 0; r < kRowSteps; ++r) {
+          if (in_tile(r)) {
+            copy_piece(target + r * kDown * Tile::kPitch, source, matrix.column_stride, present(r));
+          }
+          // Opaque, or the addresses of all copies take registers that the products need.
+          if (r + 1 < kRowSteps) source = opaque(source + step);
+        }
       }
     }
   }
 
-  // Multiplies the pieces that this thread copied by a power of two, or 0, or changes their sign.
-  static __device__ __forceinline__ void scale(const Tile& tile, float factor) {
-    const int thread = opaque(static_cast<int>(threadIdx.x));
+  // Multiplies the pieces that this thread copied of a matrix by a power of two, or 0, or changes their
+  // sign.
+  static __device__ __forceinline__ void scale(const Tile& tile, const Matrix<T>& matrix,
+                                               float factor) {
+    const Place place(matrix);
 #pragma unroll 1
     for (int i = 0; i < kPieceSteps * kRowSteps; ++i) {
-      const int row = thread / kAcross + i / kPieceSteps * kDown;
+      const int row = place.row + i / kPieceSteps * kDown;
       if (!kEven && row >= Tile::kRows) break;
-      const unsigned address = tile.at(row, thread % kAcross + i % kPieceSteps * kAcross);
-      Words4 words = load_shared(address);
+      const unsigned address = tile.at(row, place.piece + i % kPieceSteps * kAcross);
+      Words4 words = load_shared<Words4>(address);
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const float low = to_float(T{static_cast<unsigned short>(words.word[w] & 0xffffu)});
@@ -108,22 +136,53 @@ struct TileCopy {
   }
 
  private:
-  // Copies the first `count` of a piece's 8 elements and zeros.
+  // Where a thread's pieces begin.
+  struct Place {
+    int row;
+    int piece;
+
+    __device__ __forceinline__ explicit Place(const Matrix<T>& matrix) {
+      // Opaque, or what follows from the thread's place lives in registers through the whole kernel.
+      const int thread = opaque(static_cast<int>(threadIdx.x));
+      // Elements that are neighbours in memory are loaded by neighbouring threads.
+      const bool upright = kElements && matrix.row_stride < matrix.column_stride;
+      row = upright ? thread % kDown : thread / kAcross;
+      piece = upright ? thread / kDown : thread % kAcross;
+    }
+  };
+
+  // Starts the copy of the first `count` of a piece's elements and of zeros; with kUnit 16 of all if there
+  // is one.
   static __device__ __forceinline__ void copy_piece(unsigned target, const T* source,
                                                     long long stride, int count) {
     if (kUnit == 16) {
       copy_async<16>(target, source, count != 0);
-    } else if (kUnit == 4) {
+    } else {
+      constexpr int kUnitElements = kPieceElements / 4;
 #pragma unroll
       for (int u = 0; u < 4; ++u) {
-        copy_async<4>(target + 4 * u, source + 2 * u, count > 2 * u);
-      }
-    } else {
-#pragma unroll 4
-      for (int e = 0; e < 8; ++e) {
-        store_shared(target + 2 * e,
-                     e < count ? load_global(source + e * stride).bits : static_cast<unsigned short>(0));
+        const T* unit = source + (kUnitElements > 1 ? kUnitElements * u : u * stride);
+        copy_async<4>(target + 4 * u, unit, count > kUnitElements * u);
       }
     }
+  }
+
+  // The first `count` of a piece's elements and zeros, as they lie in shared memory.
+  static __device__ __forceinline__ Words4 load_piece(const T* source, long long stride, int count) {
+    constexpr int kWordElements = kPieceElements / 4;
+    Words4 words;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      words.word[w] = 0;
+#pragma unroll
+      for (int e = 0; e < kWordElements; ++e) {
+        const int i = w * kWordElements + e;
+        if (i < count) {
+          const unsigned bits = Stored<T>::of(load_global(source + i * stride));
+          words.word[w] |= bits << 32 / kWordElements * e;
+        }
+      }
+    }
+    return words;
   }
 };

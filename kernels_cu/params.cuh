@@ -32,7 +32,8 @@ struct Params {
   double softcap;       // c of c tanh(s / c); 0 without it
   double scale_softcap; // scale_s / c, what q k^T is multiplied by to get s / c
   long long batch_extent[kBatchAxes];
-  long long reserved[4];  // the operands begin at a multiple of 64
+  double unit;          // of sm80's scores: so many natural ones
+  long long reserved[3];  // the operands begin at a multiple of 64
   Operand q;             // (batch..., heads, m, d)
   Operand k;             // (batch..., heads / group, n, d)
   Operand v;             // (batch..., heads / group, n, p)
@@ -77,7 +78,8 @@ static_assert(CUPY_FLASH_OFFSET(Params, p_scale) == 104, "params.py: PARAMS_DTYP
 static_assert(CUPY_FLASH_OFFSET(Params, softcap) == 112, "params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(Params, scale_softcap) == 120, "params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(Params, batch_extent) == 128, "params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(Params, reserved) == 160, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, unit) == 160, "params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(Params, reserved) == 168, "params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(Params, q) == 192, "params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(Params, k) == 256, "params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(Params, v) == 320, "params.py: PARAMS_DTYPE");

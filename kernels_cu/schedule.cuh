@@ -30,6 +30,14 @@ __device__ __forceinline__ T* entry_of(const Operand& operand, const Tile& tile,
   return static_cast<T*>(operand.data) + index_of(operand, tile, head);
 }
 
+// Of a number >= 0 and one above, in 32 bits where both fit: a block waits for it before its first copies.
+__device__ __forceinline__ long long quotient(long long number, long long divisor) {
+  if ((number | divisor) >> 32 == 0) {
+    return static_cast<unsigned>(number) / static_cast<unsigned>(divisor);
+  }
+  return number / divisor;
+}
+
 // The type argument of a call without lengths.
 struct NoLengths {};
 
@@ -76,21 +84,22 @@ struct Schedule {
 
   __device__ __forceinline__ Tile locate(long long number) const {
     Tile tile;
-    long long rest = number / params.row_tiles;
+    long long rest = quotient(number, params.row_tiles);
     const long long row_tile = number - rest * params.row_tiles;
     // Where keys are bounded on the right the last rows see the most of them: they start first.
     tile.row_begin = (Config::kRight ? params.row_tiles - 1 - row_tile : row_tile) * Config::kBlockM;
     tile.row_end = minimum(tile.row_begin + Config::kBlockM, params.m);
-    tile.head = rest % params.heads;
-    rest /= params.heads;
+    const long long entry = quotient(rest, params.heads);
+    tile.head = rest - entry * params.heads;
+    rest = entry;
 #pragma unroll
     for (int axis = kBatchAxes - 1; axis >= 0; --axis) {
       tile.batch[axis] = 0;
-      // Most calls have one batch axis, and a division takes about 40 instructions.
+      // Most calls have one batch axis, and a division takes dozens of instructions.
       if (params.batch_extent[axis] > 1) {
-        const long long quotient = rest / params.batch_extent[axis];
-        tile.batch[axis] = rest - quotient * params.batch_extent[axis];
-        rest = quotient;
+        const long long outer = quotient(rest, params.batch_extent[axis]);
+        tile.batch[axis] = rest - outer * params.batch_extent[axis];
+        rest = outer;
       }
     }
     tile.extent.rows = LengthOf<typename Config::QLengths>::read(params.q_lengths, tile, params.m);

@@ -36,12 +36,14 @@ struct Score {
   static constexpr bool kBias = is_given<typename Config::Bias>;
   static constexpr bool kAlibi = is_given<typename Config::Slopes>;
   // Whether more than a factor makes the score of the product, so that it is to be made at once.
-  static constexpr bool kMore = Config::kSoftcap || kBias || kAlibi;
+  static constexpr bool kTerms = kBias || kAlibi;
+  static constexpr bool kMore = Config::kSoftcap || kTerms;
 
   A factor;  // of the product; with a cap, of the argument of tanh
   A cap;
   A slope;
 
+  Score() = default;
   __device__ __forceinline__ Score(const Params& params, A slope)
       : factor(static_cast<A>(Config::kSoftcap ? params.scale_softcap : params.scale_s)),
         cap(static_cast<A>(params.softcap)),
@@ -53,11 +55,13 @@ struct Score {
     return dot * factor;
   }
 
-  // The same with all options; of the pair, with its element of the bias and its
-  // i + offset - j.
+  // The same with all options, of a pair with its element of the bias and its i + offset - j.
   __device__ __forceinline__ A operator()(A dot, A bias, A distance) const {
-    A x = dot;
-    if (Config::kSoftcap) x = hyperbolic_tangent(dot * factor);
+    return with_terms(Config::kSoftcap ? hyperbolic_tangent(dot * factor) : dot, bias, distance);
+  }
+
+  // The same with a cap of what tanh gave.
+  __device__ __forceinline__ A with_terms(A x, A bias, A distance) const {
     const A scale = Config::kSoftcap ? cap : factor;
     if (kBias) {
       const A score = multiply_add(x, scale, bias);

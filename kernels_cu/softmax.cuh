@@ -45,9 +45,8 @@ struct NaturalWeight {
   __device__ __forceinline__ A p_scale() const { return scale; }
 };
 
-// The same in one multiply-add and one ex2, also for scores in a unit of their own, Params::scale_s. The
-// maximum is subtracted first, so that the largest weight is exact however large the scores are.
-template <bool kNatural>
+// The same in one multiply-add and one ex2, for scores in the unit Params::unit. The maximum is subtracted
+// first, so that the largest weight is exact however large the scores are.
 struct ScaledWeight {
   const Params& params;  // what is needed once isn't held in registers
   float unit_log2;
@@ -55,7 +54,7 @@ struct ScaledWeight {
 
   __device__ __forceinline__ explicit ScaledWeight(const Params& params)
       : params(params),
-        unit_log2((kNatural ? 1.0f : static_cast<float>(params.scale_s)) * 1.4426950408889634f),
+        unit_log2(static_cast<float>(params.unit) * 1.4426950408889634f),
         p_exponent(static_cast<float>(exponent_of(static_cast<float>(params.p_scale)))) {}
 
   __device__ __forceinline__ float operator()(float below) const {
@@ -65,7 +64,7 @@ struct ScaledWeight {
     return exp2_approx(below * unit_log2);
   }
   __device__ __forceinline__ float natural(float score) const {
-    return kNatural ? score : score * static_cast<float>(params.scale_s);
+    return score * static_cast<float>(params.unit);
   }
   __device__ __forceinline__ float p_scale() const { return static_cast<float>(params.p_scale); }
 

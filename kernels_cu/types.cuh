@@ -2,6 +2,7 @@
 #pragma once
 
 #include "exponential.cuh"
+#include "hyperbolic.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/memory.cuh"
 
@@ -104,9 +105,6 @@ struct Limits<double> {
     return __longlong_as_double(0x7fefffffffffffffll);
   }
 };
-
-__device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
-__device__ __forceinline__ double hyperbolic_tangent(double x) { return tanh(x); }
 
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }

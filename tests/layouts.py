@@ -22,8 +22,12 @@ OUT_LAYOUTS = tuple(layout for layout in LAYOUTS if layout != "broadcast")
 # Rows at multiples of so many elements. Those of 16 bits then begin at multiples of 16 or 4 bytes
 # whatever their length, so that they may end inside such a unit.
 PITCHES = {"pitch 8": 8, "pitch 2": 2}
+# Rows that begin at multiples of 16 elements, but for one thing: they lie an odd number of elements
+# apart, or the first one begins at an odd element.
+ODD_LAYOUTS = ("odd pitch", "odd address")
 
-MARGIN = 24
+# Whole pieces of 16 bytes of any dtype.
+MARGIN = 32
 
 
 @dataclass
@@ -114,6 +118,11 @@ def strided(
         # With the odd pitch of an even number of columns, rows start at every alignment.
         shift = 1
         extents[-1] += 1
+    elif layout == "odd pitch":
+        extents[-1] |= 1
+    elif layout == "odd address":
+        shift = 1
+        extents[-1] += -extents[-1] % 16
     elif layout in PITCHES:
         extents[-1] += -extents[-1] % PITCHES[layout]
     strides, step = [0] * ndim, 1

@@ -161,7 +161,8 @@ def check_layouts_of_options(attend: Any, dtype: str, d: int, p: int, family: st
 def equivalent() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Return pairs of options that mean the same and must have the same bits.
 
-    Where one has a mask or a bias the other has one too, since those may take tiles of other keys.
+    Where one has a mask or a bias the other has one too, as large in memory, since those may take
+    tiles of other keys.
     """
     i, j = np.arange(M)[:, None], np.arange(N)
     keys = np.array([64, 97, 5], np.int32)
@@ -184,7 +185,7 @@ def equivalent() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
             {"mask": (j < keys[:, None])[:, None, None], "offset": 0},
             {"mask": all_seen, "k_lengths": keys, "offset": 0},
         ),
-        ("bias for mask", {"bias": hidden}, {"bias": zero, "mask": band}),
+        ("bias for mask", {"bias": hidden, "mask": all_seen}, {"bias": zero, "mask": band}),
         ("no slope, no bias", {"alibi_slopes": np.zeros(())}, {"bias": zero}),
         ("sinks of -inf", {"sinks": np.full((BATCH, 1), -np.inf)}, {}),
         (

@@ -19,7 +19,8 @@ from nvrtc import PINS, compilers, problem
 from variants import compile_report, name, variants
 
 BUDGET = Path(__file__).parent / "budget.json"
-# NVRTC version -> kernel -> {"registers": of a thread, "shared": bytes of a block}.
+# NVRTC version -> kernel -> {"registers": of a thread, "shared": bytes of a block}, and where
+# registers spill "stack": bytes of a thread.
 Budget = dict[str, dict[str, dict[str, int]]]
 
 
@@ -58,7 +59,8 @@ def text(table: Budget) -> str:
 
 def figures_of(version: str, index: int) -> dict[str, int]:
     report = compile_report(variants()[index], compilers()[version])
-    return {"registers": report.registers, "shared": report.shared}
+    figures = {"registers": report.registers, "shared": report.shared}
+    return figures | ({"stack": report.stack} if report.stack else {})
 
 
 def main() -> int:

@@ -11,10 +11,8 @@ import pytest
 from cover import cover
 from cupy_flash.device import assumed, nvrtc_version
 from cupy_flash.select import (
-    SHARED_MEMORY,
     SIMT_SCORE_TILES,
     SIMT_TILES,
-    SM80_SCORE_TILES,
     SM80_TILES,
 )
 from cupy_flash.softmaxes.select import PART_TILE, ROW_TILES, STAGES, SoftmaxVariant
@@ -27,6 +25,11 @@ from variants import FAMILIES, SOFTMAX_FAMILIES, compile_report, name, rows, var
 TABLE = budget()
 VARIANTS = variants()
 REGISTERS_OF_A_MULTIPROCESSOR = 65_536
+# Bytes that a thread of sm80 may spill of a tile of 128 keys with options: at d = 64, on an H200,
+# calls that spilled so much were up to 14 % faster than with 64 keys, where nothing spills.
+MOST_STACK = 128
+# The same of other tiles.
+LITTLE_STACK = 16
 
 each_compiler = pytest.mark.parametrize(
     "version",
@@ -50,6 +53,20 @@ def test_a_cover_keeps_its_first_rows_and_is_not_much_longer_than_it_must_be() -
     assert found[0] == first[0]
     assert found[1].items() >= first[1].items()
     assert 35 <= len(found) <= 37
+
+
+def test_what_may_spill() -> None:
+    kernels = {name(variant): variant for variant in VARIANTS}
+    for figures in TABLE.values():
+        for key, found in figures.items():
+            if "stack" not in found:
+                continue
+            variant = kernels[key]
+            assert isinstance(variant, Variant)
+            assert variant.family == "sm80"
+            assert variant.mask or variant.bias or variant.softcap or variant.alibi
+            most = MOST_STACK if variant.tile.block_n == 128 else LITTLE_STACK
+            assert found["stack"] <= most
 
 
 def test_names_are_unique() -> None:
@@ -80,15 +97,12 @@ def test_renewing_says_which_figures_changed() -> None:
 
 def test_every_tile_of_the_table_is_compiled() -> None:
     forward = [variant for variant in VARIANTS if isinstance(variant, Variant)]
-    for scored, simt_tiles, sm80_tiles in (
-        (False, SIMT_TILES, SM80_TILES),
-        (True, SIMT_SCORE_TILES, SM80_SCORE_TILES),
-    ):
+    for scored, simt_tiles in ((False, SIMT_TILES), (True, SIMT_SCORE_TILES)):
         some = [v for v in forward if bool(v.mask or v.bias or v.softcap or v.alibi) == scored]
         simt = {(v.accumulate, max(v.head_dim, v.head_dim_v)) for v in some if v.family == "simt"}
         assert set(simt_tiles) == simt
         sm80 = {max(v.head_dim, v.head_dim_v) for v in some if v.family == "sm80"}
-        assert set(sm80_tiles) == sm80
+        assert set(SM80_TILES) == sm80
     softmax = [variant for variant in VARIANTS if isinstance(variant, SoftmaxVariant)]
     tiles = {(v.tile.lanes, v.tile.packs) for v in softmax}
     wanted = {PART_TILE, *itertools.chain.from_iterable(ROW_TILES.values())}
@@ -110,14 +124,12 @@ def test_cupy_keeps_the_nvrtc_that_it_has_without_these_tests() -> None:
 def test_within_budget(version: str, variant: AnyVariant) -> None:
     report = compile_report(variant, compilers()[version])
     tile = variant.tile
-    family = variant.family if isinstance(variant, Variant) else variant.call
-    most_shared = SHARED_MEMORY.get(family, assumed(variant.arch).shared_memory)
     assert "warning" not in report.log.lower(), report.log
-    assert report.stack == 0, f"stack frame of {report.stack} bytes"
-    assert report.spills == 0, f"{report.spills} bytes spilled"
-    assert report.shared <= most_shared
+    assert report.shared <= assumed(variant.arch).shared_memory
     assert report.registers * tile.threads * tile.blocks <= REGISTERS_OF_A_MULTIPROCESSOR
-    allowed = TABLE.get(version, {}).get(name(variant))
+    allowed = TABLE.get(version, {}).get(name(variant), {})
+    stack = allowed.get("stack", 0)
+    assert report.stack <= stack, f"stack frame of {report.stack} bytes, {stack} allowed"
     if allowed:
         assert report.registers <= allowed["registers"]
         assert report.shared <= allowed["shared"]

@@ -87,24 +87,47 @@ SOFTMAX_FAMILIES: dict[str, Axes] = {
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
 
-def rows(family: str) -> list[Row]:
-    """Return a family's cover; it begins with the kernels of calls without options on sm_90.
+# What calls have most often beside causal, each alone, and many of them together.
+USUAL_OPTIONS: tuple[Row, ...] = (
+    {"bias": "float16", "bias_along": "pairs"},
+    {"bias": "float32", "bias_along": "pairs"},
+    {"bias": "float16", "bias_along": "keys"},
+    {"mask": "pairs"},
+    {"mask": "keys"},
+    {"softcap": 30.0},
+    {"bounds": "right", "alibi": "float32"},
+    {"bounds": "both"},
+    {
+        "mask": "pairs",
+        "bias": "float16",
+        "bias_along": "pairs",
+        "softcap": 30.0,
+        "sinks": "float32",
+    },
+)
 
-    Those of every dtype that comes to this family, d = p, causal or not: on one GPU, their figures
-    can be compared.
+
+def rows(family: str) -> list[Row]:
+    """Return a family's cover; it begins with the kernels of usual calls on sm_90.
+
+    Those of every dtype that comes to this family, d = p, causal or not, without options: on one
+    GPU, their figures can be compared. On the tensor cores, whose tiles take all registers, those
+    with usual options too.
     """
     axes = FAMILIES[family]
     if "d" not in axes:
         return cover(axes)
-    plain = {axis: None for axis in FLAGS} | {"offset": 0, "bias_along": "keys", "arch": 90}
+    plain = {axis: None for axis in FLAGS} | {"bounds": "none", "offset": 0, "bias_along": "keys"}
+    plain["arch"] = 90
     if "unit" in axes:
         plain["unit"] = 16
     dtypes = DTYPES[:2] if family == "sm80" else DTYPES[2:4]
     first = itertools.product(dtypes, axes["d"], ("none", "right"))
-    return cover(
-        axes,
-        [plain | {"dtypes": x, "d": d, "p": d, "bounds": b} for x, d, b in first],
-    )
+    usual = [plain | {"dtypes": x, "d": d, "p": d, "bounds": b} for x, d, b in first]
+    if family == "sm80":
+        both = itertools.product(USUAL_OPTIONS, (64, 128))
+        usual += [plain | {"dtypes": dtypes[0], "d": d, "p": d} | more for more, d in both]
+    return cover(axes, usual)
 
 
 def variant(family: str, row: Row) -> Variant:

@@ -38,7 +38,7 @@ class Mutant:
 SIMT = "forward_simt.cuh"
 NAIVE = "forward_naive.cuh"
 FORWARD_SM80 = "forward_sm80.cuh"
-CAUSAL_SM80 = ("float16, causal",)
+BLOCK_SM80 = "sm80_block.cuh"
 
 
 def sm80(file: str, old: str, new: str, cases: Sequence[str] = ("float16",)) -> Mutant:
@@ -288,85 +288,5 @@ MUTANTS = {
     ),
     "naive: every head has its own key head": Mutant(
         NAIVE, "tile.head / params.group", "tile.head", ["grouped heads"], kernel="naive"
-    ),
-    # The tensor-core kernel.
-    "sm80: no barrier before a copy over what was used": sm80(
-        FORWARD_SM80, "wait_async<0>();\n  __syncthreads();\n}", "wait_async<0>();\n}"
-    ),
-    "sm80: a wait leaves a copy on its way": sm80(
-        FORWARD_SM80,
-        "wait_async<0>();\n  __syncthreads();\n}",
-        "wait_async<1>();\n  __syncthreads();\n}",
-    ),
-    "sm80: the copy goes over the tile in use": sm80(
-        FORWARD_SM80, "run<kSkip>(\n        block.V(),", "run<kSkip>(\n        {block.K().base},"
-    ),
-    "sm80: the same keys twice": sm80(
-        FORWARD_SM80,
-        "copy_k<false>(params, block, key + kBlockN);",
-        "copy_k<false>(params, block, key);",
-        ["float16, aligned"],
-    ),
-    "sm80: values of the tile before": sm80(
-        FORWARD_SM80,
-        "copy_v<Config::kLeft>(params, block, key);",
-        "copy_v<Config::kLeft>(params, block, key > 0 ? key - kBlockN : 0);",
-        ["float16, aligned"],
-    ),
-    "sm80: Q isn't scaled": sm80(
-        FORWARD_SM80,
-        "Block::CopyQ::scale(block.Q(), factor);",
-        "",
-        ["float16, negative scale"],
-    ),
-    "sm80: a warp of idle rows is taken for a busy one's": sm80(
-        "mask.cuh", "minimum(rows, kRows) - 1 + right >= 0", "right >= 0", CAUSAL_SM80
-    ),
-    "sm80: all warps have the block's first rows": sm80(
-        FORWARD_SM80, "return threadIdx.x / 32 * kWarpRows;", "return 0;"
-    ),
-    "sm80: the masked columns are a lane off": sm80(
-        "sm80_scores.cuh",
-        "int end = sees.end(Scores::row_of(lane, r)) - Scores::column_of(lane, 0);",
-        "int end = sees.end(Scores::row_of(lane, r)) - Scores::column_of(lane + 1, 0);",
-    ),
-    "sm80: O is not rescaled": sm80(
-        FORWARD_SM80,
-        "softmax.update(S, alpha);\n      scale_rows(O, alpha);",
-        "softmax.update(S, alpha);",
-    ),
-    "sm80: columns beyond p are stored": sm80(
-        FORWARD_SM80, "opaque_before_sm90(static_cast<int>(params.p)) - first_column", "256"
-    ),
-    "sm80: rows beyond m are stored": sm80(FORWARD_SM80, "if (row >= tile.row_end) continue;", ""),
-    "sm80: the work is read before it is written": sm80(
-        FORWARD_SM80,
-        "begin<Config>(params, tile, block.work());\n    __syncthreads();",
-        "begin<Config>(params, tile, block.work());",
-    ),
-    "sm80: pieces aren't permuted alike": sm80(
-        "matrix_tile.cuh",
-        "(address ^ (steps % kTurned * 32))",
-        "(address + (steps % kTurned * 32))",
-    ),
-    "sm80: rows beyond the array are copied": sm80(
-        "matrix_tile.cuh",
-        "r * kDown < below && (!kSkip || r * kDown >= above) ? count : 0",
-        "count",
-    ),
-    "sm80: columns beyond the array are copied": sm80(
-        "matrix_tile.cuh", "minimum(maximum(columns - piece * 8, 0), 8)", "8"
-    ),
-    "sm80: V isn't transposed": sm80("fragments.cuh", "load_matrix_transposed(V", "load_matrix(V"),
-    "sm80: halves of K's fragment are swapped": sm80(
-        "fragments.cuh",
-        "S.sum[t][2 * j], a[t], b[0], b[1]",
-        "S.sum[t][2 * j], a[t], b[1], b[0]",
-    ),
-    "sm80: rows of P are swapped": sm80(
-        "fragments.cuh", "pack_pair<T>(pair[i % 2 * 2]", "pack_pair<T>(pair[2 - i % 2 * 2]"
-    ),
-    "sm80: the maximum isn't subtracted from what is rescaled": sm80(
-        "softmax.cuh", "exp2_approx(below * unit_log2)", "1.0f"
     ),
 }

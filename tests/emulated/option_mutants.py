@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from mutants import FORWARD_SM80, NAIVE, SIMT, Mutant, sm80
+from mutants import NAIVE, SIMT, Mutant
 
 MASK = "mask.cuh"
 SCORE = "score.cuh"
 ARRAYS = "score_arrays.cuh"
-FRAGMENTS = "score_fragments.cuh"
-SCORES_SM80 = "sm80_scores.cuh"
 
 
 def naive(file: str, old: str, new: str, *cases: str) -> Mutant:
@@ -58,23 +56,11 @@ OPTION_MUTANTS = {
     "values of keys before the window are multiplied": naive(
         NAIVE, "maximum(keys.begin - tile, 0ll)", "0", "window after NaN"
     ),
-    "sm80: a row sees a key before its window": sm80(
-        SCORES_SM80, "column >= begin", "column >= begin - 1", ["float16, window"]
-    ),
-    "sm80: a warp before the window's rows is taken for idle": sm80(
-        MASK, "left < minimum(keys, kKeys)", "left < 0", ["float16, window"]
-    ),
-    "sm80: keys before the window are copied": sm80(
-        "matrix_tile.cuh",
-        "(!kSkip || r * kDown >= above)",
-        "true",
-        ["float16, window after NaN"],
-    ),
     # The scores.
     "the cap is put on the bias too": Mutant(
         SCORE,
-        "const A score = multiply_add(x, scale, bias);",
-        "const A score = cap * hyperbolic_tangent(dot * factor + bias / cap);",
+        "with_terms(Config::kSoftcap ? hyperbolic_tangent(dot * factor) : dot, bias, distance)",
+        "with_terms(hyperbolic_tangent(dot * factor + bias / cap), A(0), distance)",
         ["softcap and bias"],
     ),
     "the cap's scale is that without a cap": Mutant(
@@ -131,27 +117,12 @@ OPTION_MUTANTS = {
     "a row's scores are the next one's": Mutant(
         SIMT, "row_place - static_cast<A>(key)", "row_place + 1 - static_cast<A>(key)", ["alibi"]
     ),
-    "sm80: a natural score is scaled once more": sm80(
-        "softmax.cuh",
-        "(kNatural ? 1.0f : static_cast<float>(params.scale_s))",
-        "static_cast<float>(params.scale_s)",
-        ["float16, alibi"],
-    ),
-    "sm80: ALiBi takes a tile's first key for the window's": sm80(
-        SCORES_SM80, "block.work().place - key", "block.work().place", ["float16, alibi"]
-    ),
-    "sm80: ALiBi takes a lane's columns for the first one's": sm80(
-        SCORES_SM80, "row_of(0, r) - first.column)", "row_of(0, r))", ["float16, alibi"]
-    ),
     # Sinks.
     "O isn't rescaled for the sink": Mutant(
         SIMT, "scale_rows(O, alpha);\n    } else {", "} else {", ["sinks"]
     ),
     "naive: O isn't rescaled for the sink": naive(
         NAIVE, "scale_rows(O, alpha);\n    } else {", "} else {", "sinks"
-    ),
-    "sm80: O isn't rescaled for the sink": sm80(
-        FORWARD_SM80, "scale_rows(O, alpha);\n    } else {", "} else {", ["float16, sinks"]
     ),
     "the sink isn't counted": Mutant(
         "softmax.cuh",
@@ -167,12 +138,6 @@ OPTION_MUTANTS = {
     ),
     "a large sink overflows": Mutant(
         "softmax.cuh", "m[r] = maximum(natural, sink);", "m[r] = natural;", ["sinks"]
-    ),
-    "sm80: the sink is compared with scores in their own unit": sm80(
-        "softmax.cuh",
-        "const A natural = weight.natural(m[r]);",
-        "const A natural = m[r];",
-        ["float16, sinks"],
     ),
     "a row without keys takes what hidden values sum to": Mutant(
         "softmax.cuh",
@@ -204,72 +169,5 @@ OPTION_MUTANTS = {
         "if (Arrays::kHide && !__shfl_sync(0xffffffffu, static_cast<int>(visible), j)) continue;",
         "",
         "mask hides NaN",
-    ),
-    "sm80: hidden products aren't cleared": sm80(
-        SCORES_SM80, "S(r, c) = 0.0f;", ";", ["float16, bias hides NaN"]
-    ),
-    "sm80: hidden values aren't cleared": sm80(
-        SCORES_SM80, "arrays.any_row_sees(sees, j)", "true", ["float16, mask hides NaN"]
-    ),
-    "sm80: no barrier after clearing": sm80(
-        FORWARD_SM80,
-        "clear_hidden_values<Config>(params, block, key);\n      __syncthreads();",
-        "clear_hidden_values<Config>(params, block, key);",
-        ["float16, mask hides NaN"],
-    ),
-    "sm80: the bias is that of another head": sm80(
-        FORWARD_SM80,
-        "index_of(operand, tile, tile.head)",
-        "index_of(operand, tile, 0)",
-        ["float16, heads"],
-    ),
-    "sm80: the bias is that of the next key": sm80(
-        FORWARD_SM80, "key * operand.column", "(key + 1) * operand.column", ["float16, bias"]
-    ),
-    # The fragments of sm80.
-    "sm80: the second row's bias is the first one's": sm80(
-        FRAGMENTS, "place.row + Scores::row_of(0, r)", "place.row", ["float16, bias"]
-    ),
-    "sm80: rows beyond the problem's are read": sm80(
-        FRAGMENTS,
-        "minimum(place.row + Scores::row_of(0, r), place.last_row)",
-        "place.row + Scores::row_of(0, r)",
-        ["float16, bias"],
-    ),
-    "sm80: keys beyond the problem's are read": sm80(
-        FRAGMENTS,
-        "const int count = keys - place.column;",
-        "const int count = 99;",
-        ["float16, bias"],
-    ),
-    "sm80: the last tile is read as a whole": sm80(
-        FRAGMENTS, "paired && keys >= 4 * Scores::kColumns", "paired", ["float16, bias"]
-    ),
-    "sm80: neighbours are swapped": sm80(
-        FRAGMENTS,
-        "FromBits<T>::of(bits >> 8 * kBytes * i)",
-        "FromBits<T>::of(bits >> 8 * kBytes * (1 - i))",
-        ["float16, bias"],
-    ),
-    "sm80: unaligned pairs are loaded as words": sm80(
-        FORWARD_SM80, "address % (2 * sizeof(T)) == 0", "true", ["float16, odd address"]
-    ),
-    "sm80: pairs in rows of odd length are loaded as words": sm80(
-        FORWARD_SM80, "operand.row % 2 == 0 &&", "", ["float16, odd mask"]
-    ),
-    "sm80: strided pairs are loaded as words": sm80(
-        FORWARD_SM80, "operand.column == 1 &&", "", ["float16, sliced bias"]
-    ),
-    "sm80: half of the mask's words is lost": sm80(
-        FRAGMENTS, "2 * w + 1].bits << 16", "2 * w].bits << 16", ["float16, mask"]
-    ),
-    "sm80: the mask is a tile behind": sm80(
-        FORWARD_SM80,
-        "fetch_mask<Config>(params, block, key + kBlockN, next_mask)",
-        "fetch_mask<Config>(params, block, key, next_mask)",
-        ["float16, mask"],
-    ),
-    "sm80: tiles are skipped for their first columns": sm80(
-        FRAGMENTS, "w < kWords; ++w) any |=", "w < 1; ++w) any |=", ["float16, sparse mask"]
     ),
 }

@@ -149,11 +149,11 @@ store_global(p.y, sm[0]);
 BAD_COPY = {
     "misaligned destination": (
         (8, 0, 1),
-        r"cp\.async at byte 8 of 64 bytes of shared memory: not 16-byte aligned",
+        r"cp\.async of 16 bytes at byte 8 of 64 bytes of shared memory: not 16-byte aligned",
     ),
     "destination past the end": (
         (64, 0, 0),
-        r"cp\.async at byte 64 of 64 bytes of shared memory: outside",
+        r"cp\.async of 16 bytes at byte 64 of 64 bytes of shared memory: outside",
     ),
     "misaligned source": (
         (0, 4, 1),
@@ -222,10 +222,25 @@ def test_landings_are_named() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("load_shared(8);", r"load of 16 bytes at byte 8 of 1024 bytes of .*: not 16-byte aligned"),
+        (
+            "load_shared<Words4>(8);",
+            r"load of 16 bytes at byte 8 of 1024 bytes of .*: not 16-byte aligned",
+        ),
         (
             "store_shared(1024, Words4{});",
             r"store of 16 bytes at byte 1024 of 1024 bytes of shared memory: outside",
+        ),
+        (
+            "load_shared<Words2>(4);",
+            r"load of 8 bytes at byte 4 of 1024 bytes of .*: not aligned to its size",
+        ),
+        (
+            "store_shared(1, static_cast<unsigned short>(0));",
+            r"store of 2 bytes at byte 1 of 1024 bytes of .*: not aligned to its size",
+        ),
+        (
+            "store_shared(1024, static_cast<unsigned char>(0));",
+            r"store of 1 bytes at byte 1024 of 1024 bytes of shared memory: outside",
         ),
         (
             "shared_address(sm - 1);",

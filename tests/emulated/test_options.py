@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cupy_flash.source import root
 from emulated_attention import Result, attention
-from layouts import strided
+from layouts import LAYOUTS, ODD_LAYOUTS, strided
+from mutants import FORWARD_SM80, Mutant
 from option_arrays import FLOATS, INTEGERS
 from probe_tools import assert_same_bits
 from problems import ONE_DTYPE, Arrays, Case
@@ -18,8 +22,10 @@ from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
-# Of two blocks and three tiles of keys the last ones aren't full.
+# Of two blocks and three tiles of keys the last ones aren't full. sm80 has the largest ones,
+# where rows consist of whole pieces of 16 bytes.
 PLAIN = Case((2,), 4, 2, 75, 150, 20, 24, ("float32",) * 3, seed=1)
+SIZES = {"sm80": {"m": 135, "n": 272, "d": 24}}
 OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window": (20, 13), "offset": 40},
     "left bound": {"window": (20, None)},
@@ -49,10 +55,11 @@ ALL: dict[str, Any] = {
     "poison": True,
 }
 KERNELS = tuple(ONE_DTYPE)
+SELDOM = "Score<Config>::kMore || Config::kMask || Config::kHeadDimV > 64"
 
 
 def case_of(kernel: str, **options: Any) -> Case:
-    return replace(PLAIN, dtypes=(ONE_DTYPE[kernel],) * 3, **options)
+    return replace(PLAIN, dtypes=(ONE_DTYPE[kernel],) * 3, **SIZES.get(kernel, {}) | options)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -81,7 +88,7 @@ def test_what_hidden_keys_hold_changes_no_bit(kernel: str) -> None:
     arrays = case_of(kernel, mask="pairs", bias="pairs").build()
     mask, bias = arrays.mask.numpy(), arrays.bias.numpy()
     mask[...], bias[...] = True, np.random.default_rng(2).normal(size=bias.shape)
-    rows = np.arange(PLAIN.m)[:, None]
+    rows = np.arange(arrays.case.m)[:, None]
     mask[:, [3, 40, 100]] = False
     bias[:, [4, 70, 149]] = -np.inf
     both = [5, 127]
@@ -106,20 +113,21 @@ def test_what_hidden_keys_hold_changes_no_bit(kernel: str) -> None:
 @pytest.mark.parametrize("hides", ["mask", "bias"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_keys_that_some_rows_see_leave_rows_of_other_blocks_alone(kernel: str, hides: str) -> None:
-    arrays = case_of(kernel, **{hides: "pairs"}).build()
+    arrays = case_of(kernel, **{hides: "pairs"}, m=135).build()
     table = arrays.small()[hides].numpy()
     table[...], hidden = (True, False) if hides == "mask" else (0, -np.inf)
-    # Only rows 2 and 3 see these keys, and every kernel's block of row 70 begins behind them.
-    seeing = np.isin(np.arange(PLAIN.m), (2, 3))
+    # Only rows 2 and 3 see these keys, and every kernel's block of row 128 begins behind them.
+    seeing = np.isin(np.arange(arrays.case.m), (2, 3))
     for key in (0, 9, 100):
         table[~seeing, key] = hidden
     want = attention(arrays, kernel)
+    assert 128 % want.variant.tile.block_m == 0
     for x in (arrays.k, arrays.v):
         x.numpy()[..., [0, 9, 100], :] = np.nan
     got = attention(arrays, kernel)
     assert np.isnan(got.out[..., seeing, :].astype(np.float64)).all()
     assert np.isnan(got.lse[..., seeing]).all()
-    below = [(x.out[..., 64:, :], x.lse[..., 64:]) for x in (got, want)]
+    below = [(x.out[..., 128:, :], x.lse[..., 128:]) for x in (got, want)]
     assert_same_bits(*below, "another block")
 
 
@@ -135,7 +143,7 @@ def test_a_row_of_nan_is_nan_and_the_others_are_what_they_were(kernel: str, opti
     got = attention(arrays, kernel)
     assert np.isnan(got.out[..., 33, :].astype(np.float64)).all()
     assert np.isnan(got.lse[..., 33]).all()
-    others = np.arange(PLAIN.m) != 33
+    others = np.arange(arrays.case.m) != 33
     same = [(x.out[..., others, :], x.lse[..., others]) for x in (got, want)]
     assert_same_bits(*same, "another row")
 
@@ -156,16 +164,59 @@ def sm80_in_layout(arrays: Arrays, name: str, layout: str) -> Result:
     return attention(replace(arrays, **{name: moved}), "sm80", schedule=3)
 
 
-@pytest.mark.parametrize("along", ["pairs", "keys"])
+# Of 304 elements in rows that lie so, all pieces are whole; of others none may be taken for it.
+WHOLE, BY_ELEMENT = 304, 299
+ALONG = {"pairs": LAYOUTS[2:-1] + ODD_LAYOUTS, "keys": ("unaligned", "negative", "odd address")}
+
+
+@pytest.mark.parametrize("n", [WHOLE, BY_ELEMENT])
+@pytest.mark.parametrize("along", ALONG)
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, "bool"])
-def test_loads_of_one_element_and_of_two_give_the_same_bits(dtype: str, along: str) -> None:
-    """Even rows of aligned arrays are loaded two elements at a time, others one by one."""
+def test_copies_of_pieces_and_of_elements_give_the_same_bits(
+    dtype: str, along: str, n: int
+) -> None:
+    """Rows of aligned pieces of 16 bytes are copied piece by piece, others by element."""
     name = "mask" if dtype == "bool" else "bias"
     dtypes = {} if dtype == "bool" else {"bias_dtype": dtype}
-    arrays = case_of("sm80", **{name: along}, **dtypes).build()
+    arrays = case_of("sm80", **{name: along}, **dtypes, n=n, m=141, batch=(), heads=1).build()
     want = sm80_in_layout(arrays, name, "contiguous")
     check(arrays, want.out, want.lse, "sm80")
-    for layout in ("unaligned", "sliced", "transposed", "negative"):
-        if along == "pairs" or layout in ("unaligned", "negative"):
-            got = sm80_in_layout(arrays, name, layout)
-            assert_same_bits((got.out, got.lse), (want.out, want.lse), layout)
+    for layout in ALONG[along]:
+        got = sm80_in_layout(arrays, name, layout)
+        assert_same_bits((got.out, got.lse), (want.out, want.lse), layout)
+
+
+@pytest.mark.parametrize("along", ALONG)
+@pytest.mark.parametrize("dtype", [*FLOATS, "uint8", "bool"])
+def test_keys_beyond_a_length_are_not_seen_in_whole_pieces(dtype: str, along: str) -> None:
+    """A length may end inside a piece, whose other elements then come as well."""
+    name = "mask" if dtype == "bool" else "bias"
+    dtypes = {} if dtype == "bool" else {"bias_dtype": dtype}
+    arrays = case_of("sm80", **{name: along}, **dtypes, n=WHOLE, lengths="k").build()
+    arrays.k_lengths = np.array([131, 5], np.int32)
+    want = sm80_in_layout(arrays, name, "odd address")
+    check(arrays, want.out, want.lse, "sm80")
+    table = arrays.small()[name].numpy()
+    table[..., 131:] = True if dtype == "bool" else 9 if dtype == "uint8" else np.nan
+    got = sm80_in_layout(arrays, name, "contiguous")
+    assert_same_bits((got.out, got.lse), (want.out, want.lse), "beyond the longer length")
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.5}, {"mask": "pairs"}], ids=str)
+def test_rescaling_only_where_a_maximum_rose_changes_no_bit(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    arrays = case_of("sm80", n=WHOLE, **options).build()
+    # No maximum of the second warp's rows rises after the first tile, those of the others do.
+    falling = np.arange(arrays.case.m) // 32 == 1
+    arrays.q.numpy()[..., 0] = np.where(falling, -8, 8)
+    arrays.k.numpy()[..., 0] = np.linspace(-4, 4, WHOLE)
+    results = []
+    for value in ("true", "false"):
+        folder = tmp_path / value
+        shutil.copytree(root(), folder)
+        forced = f"kRescaleSeldom = {value};"
+        Mutant(FORWARD_SM80, f"kRescaleSeldom =\n      {SELDOM};", forced).plant(folder)
+        result = attention(arrays, "sm80", schedule=3, folder=folder)
+        results.append((result.out, result.lse))
+    assert_same_bits(*results, "rescaled seldom")

@@ -13,6 +13,7 @@ from emulated_attention import attention
 from emulation import run_isolated
 from mutants import MUTANTS
 from problems import Arrays, Case
+from sm80_mutants import SM80_MUTANTS
 from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
@@ -38,6 +39,19 @@ CASES = {
     "float16, causal": replace(PLAIN, dtypes=("float16",) * 3, causal=True, m=131, n=141),
     "float16, aligned": replace(PLAIN, dtypes=("float16",) * 3, m=70, n=300, d=32, p=32),
     "float16, negative scale": replace(PLAIN, dtypes=("float16",) * 3, scale=-1.7),
+    **{
+        f"float16, {name}": replace(PLAIN, d=24, dtypes=("float16",) * 3, **options)
+        for name, options in {
+            "causal, far left": {"causal": True, "offset": -33},
+            "no keys": {"causal": True, "offset": -PLAIN.m},
+            "wide values": {"p": 104},
+            "ragged out": {"p": 21, "out_layout": "pitch 8"},
+            "sliced out": {"out_layout": "sliced"},
+            "out of odd pitch": {"out_layout": "odd pitch"},
+            "out at an odd address": {"out_layout": "odd address"},
+        }.items()
+    },
+    "float16, one block": replace(HEADS, dtypes=("float16",) * 3),
     "float64": replace(PLAIN, dtypes=("float64",) * 3),
     "largest": PLAIN,
     "hopeless tile": PLAIN,
@@ -51,6 +65,7 @@ CASES = {
     "lengths before NaN": replace(LENGTHS, seed=4),
     "lengths out of range": replace(HEADS, lengths="both"),
 }
+ALL_MUTANTS = MUTANTS | {f"sm80: {name}": mutant for name, mutant in SM80_MUTANTS.items()}
 # In order, and the two greedy ones: warps as far apart as barriers let them be.
 SCHEDULES = (0, 3, 4)
 # Not a BuildError, nor a mistake of the test itself.
@@ -79,7 +94,7 @@ def build(name: str) -> Arrays:
 def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
     for name in cases:
         arrays = build(name)
-        grid = 1 if name == "one block" else None
+        grid = 1 if name.endswith("one block") else None
         for schedule in SCHEDULES:
             result = attention(
                 arrays, kernel, schedule=schedule, folder=folder, strict=False, grid=grid
@@ -101,8 +116,8 @@ def test_kernels_without_a_defect_pass(case: str, kernel: str) -> None:
     assert run_isolated(battery, kernel, [case], None) == "passed"
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", ALL_MUTANTS)
 def test_defect_is_caught(name: str, tmp_path: Path) -> None:
-    verdict = MUTANTS[name].verdict(battery, tmp_path / "kernels_cu")
+    verdict = ALL_MUTANTS[name].verdict(battery, tmp_path / "kernels_cu")
     print(verdict)
     assert verdict.startswith(CAUGHT), verdict

@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 # strides.
 SIZES = (*range(13), 31, 32, 33, 63, 64, 65, 66)
 FEW_SIZES = (0, 1, 2, 5, 31, 32, 33, 64, 65)
+# Around the edges of a kernel's larger tiles.
+LARGER_SIZES = {"sm80": (127, 128, 129)}
 # What every dtype runs here; the others build a kernel for each option that they look at.
 PROBES_OF_EVERY_DTYPE = ("P4 permutations", "P5 ones", "P6 linearity", "P12 integers")
 # A call takes the next one, so that a repeated call meets another.
@@ -69,6 +71,7 @@ def emulated(kernel: str) -> Attend:
 def test_visible_keys_of_every_small_size(kernel: str, dtype: str, mask: str) -> None:
     attend = emulated(kernel)
     sizes = FEW_SIZES if "mask" in mask or "bias" in mask or mask == "everything" else SIZES
+    sizes += LARGER_SIZES.get(kernel, ())
     for m, n in itertools.product(sizes, sizes):
         check_visible_keys(attend, m, n, dtype, width=32, **hiding(mask, m, n))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from emulated_attention import attention
+from layouts import ODD_LAYOUTS, OUT_LAYOUTS, PITCHES
 from probe_tools import assert_same_bits
 from problems import Case
 from tolerance import check
@@ -74,9 +75,22 @@ def test_units_and_rows_of_a_block_change_no_bit(dtype: str, widest: int) -> Non
         "of sm_120": attention(aligned, SM80, arch=120),
     }
     for what, got in others.items():
-        assert got.variant.tile.block_m == 64
         assert_same_bits((got.out, got.lse), (want.out, want.lse), what)
     assert others["by element"].variant.unit == 2
+    assert others["of sm_120"].variant.tile.block_m == 64
+
+
+@pytest.mark.parametrize("p", [32, 24, 21, 100, 1])
+@pytest.mark.parametrize("layout", [*OUT_LAYOUTS[1:], *PITCHES, *ODD_LAYOUTS])
+def test_the_layout_of_the_result_changes_no_bit(layout: str, p: int) -> None:
+    """Rows of O are stored in pieces of 16 bytes where they consist of them, or by element."""
+    case = replace(PLAIN, p=p, lengths=None)
+    want, got = (
+        attention(replace(case, out_layout=where).build(), SM80, schedule=schedule)
+        for where, schedule in ((None, 0), (layout, 4))
+    )
+    assert_same_bits((got.out, got.lse), (want.out, want.lse), layout)
+    check(case.build(), want.out, want.lse, SM80)
 
 
 @pytest.mark.parametrize("scale", [-0.4, 0.0, 2.0**-99, 2.0**40])

@@ -42,10 +42,10 @@ BODY
 }
 """
 EMPTY = PRELUDE + KERNEL.replace("TYPE", "float").replace("BODY", "")
-# What kernels_cu/ptx holds, and the exponential; none of these files includes another one of them.
+# What kernels_cu/ptx holds, the exponential and tanh; none of these files includes another one.
 PRIMITIVES = (
     "ptx/memory",
-    "exponential",
+    "hyperbolic",
     "ptx/shared",
     "ptx/async_copy",
     "ptx/pack",

@@ -91,7 +91,7 @@ unsigned word[4];
 for (int j = 0; j < 4; ++j) word[j] = sm[4 * i + j];
 """
 VECTORS = """
-Words4 words = load_shared(shared + 16 * (i ^ 5));
+Words4 words = load_shared<Words4>(shared + 16 * (i ^ 5));
 words.word[i % 4] += 1;
 __syncthreads();
 store_shared(shared_address(sm + 4 * ((i + 7) % 32)), words);
@@ -244,6 +244,27 @@ EXPONENTIAL = Primitive(
 # Not exact: the definition is the nearest float32 number.
 EXP2 = one_word(
     "__float_as_uint(exp2_approx(__uint_as_float(word)))", exponents(), powers, floats=True
+)
+
+
+def arguments_of_tanh() -> Words:
+    x = np.linspace(-12, 12, 1 << 16, dtype=np.float32)
+    limit = np.float32(0.35)
+    edges = [np.nextafter(limit, np.float32(side)) for side in (0, 1)]
+    x[:10] = (*edges, limit, -limit, np.inf, -np.inf, np.nan, 2.0**-120, 88.8, 1e30)
+    return x.view(np.uint32)
+
+
+def tangents(x: Words) -> Words:
+    return np.tanh(x.view(np.float32).astype(np.float64)).astype(np.float32).view(np.uint32)
+
+
+# Not exact: the definition is the nearest float32 number.
+TANGENT = one_word(
+    "__float_as_uint(hyperbolic_tangent(__uint_as_float(word)))",
+    arguments_of_tanh(),
+    tangents,
+    floats=True,
 )
 PRIMITIVES = {
     "load_matrix": matrix("", lambda x: fragments(matrices(x))),

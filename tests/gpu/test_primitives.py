@@ -7,11 +7,23 @@ import pytest
 
 from cupy_flash.compile import OPTIONS
 from nvrtc import compilers, versions
-from primitives import EXP2, EXPONENTIAL, PRIMITIVES, emulated, emulated_products, on_gpu
+from primitives import (
+    EXP2,
+    EXPONENTIAL,
+    PRIMITIVES,
+    TANGENT,
+    emulated,
+    emulated_products,
+    on_gpu,
+)
 from record_primitives import CASES, DTYPES, cases, kernel_text, products
 from variants import CUPY_OPTIONS
 
-EVERYTHING = PRIMITIVES | {"exp2_approx": EXP2, "exponential": EXPONENTIAL}
+EVERYTHING = PRIMITIVES | {
+    "exp2_approx": EXP2,
+    "exponential": EXPONENTIAL,
+    "hyperbolic_tangent": TANGENT,
+}
 # What emulator/tensor_core.hpp describes: older tensor cores sum fewer products at once.
 ARCH_OF_THE_SUMS = "90"
 
@@ -41,6 +53,16 @@ def test_exp2_is_within_its_documented_error() -> None:
     np.testing.assert_array_equal(y[special], nearest[special])
     # 2^-22, and half a unit in the last place for rounding the exact power.
     np.testing.assert_allclose(y[~special], nearest[~special], rtol=2.0**-22 + 2.0**-24, atol=0)
+
+
+@pytest.mark.gpu
+def test_tanh_is_within_what_the_bounds_count_on() -> None:
+    y, nearest = (words.view(np.float32) for words in (on_gpu(TANGENT), TANGENT.expected()))
+    assert np.isnan(y[np.isnan(nearest)]).all()
+    rest = ~np.isnan(nearest)
+    # 4 ulp (docs/numerics.md), and half a unit for the nearest number.
+    off = np.abs(y[rest].astype(np.float64) - nearest[rest]) / np.spacing(np.abs(nearest[rest]))
+    assert off.max() <= 4.5
 
 
 @pytest.mark.gpu

@@ -323,6 +323,27 @@ def test_a_cap_far_above_the_scores_changes_none(softcap, accumulate):
     np.testing.assert_allclose(capped, scores, rtol=4 * np.finfo(accumulate).eps)
 
 
+@pytest.mark.parametrize("scale", [None, -0.3, 1e-5])
+def test_the_unit_of_scores_is_the_factor_that_the_kernel_leaves_to_the_weights(scale):
+    """Of the product, or of tanh; terms are added to natural scores."""
+    shapes = [(2, 9, 40), (2, 77, 40), (2, 77, 40)]
+    bias = planned((77,), np.dtype(np.float16))
+    slopes = planned((2,), np.dtype(np.float32))
+    for options, want in (
+        ({}, None),
+        ({"mask": planned((77,), np.dtype(bool))}, None),
+        ({"softcap": 20.0}, 20.0),
+        ({"bias": bias}, 1.0),
+        ({"alibi_slopes": slopes}, 1.0),
+        ({"softcap": 20.0, "bias": bias}, 1.0),
+        ({"softcap": 20.0, "alibi_slopes": slopes}, 1.0),
+    ):
+        options = options if scale is None else options | {"scale": scale}
+        (launch,), _, _ = launched(problem_of(shapes, **options))
+        params = launch.params
+        assert params["unit"] == (params["scale_s"] if want is None else want)
+
+
 def test_without_a_softcap_its_fields_are_zero():
     assert split_softcap(None, 0.125, "float32") == (0.0, 0.0)
     (launch,), _, _ = launched(problem_of([(4, 16)] * 3, softcap=50.0))

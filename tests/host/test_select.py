@@ -15,9 +15,9 @@ from cupy_flash.problem import make_problem
 from cupy_flash.select import (
     DEFAULT_SHARED_MEMORY,
     HEAD_DIM_BUCKETS,
+    RESERVED_SHARED_MEMORY,
     SHARED_MEMORY,
     SIMT_TILES,
-    SM80_SCORE_TILES,
     SM80_TILES,
     choose,
 )
@@ -71,6 +71,8 @@ def test_every_sm80_variant_fits_the_gpu(arch):
         assert variant.shared_memory <= SHARED_MEMORY["sm80"] <= device.shared_memory
         assert d <= variant.head_dim
         assert p <= variant.head_dim_v
+        problem = problem_of(d, p, ("float16",) * 3, kernel="sm80", **MASK_AND_BIAS)
+        assert choose(problem, device).variant.shared_memory <= device.shared_memory
 
 
 @pytest.mark.parametrize(("d", "unit"), [(64, 16), (66, 4), (67, 2)])
@@ -174,12 +176,61 @@ def test_the_offset_comes_from_the_lengths_where_it_matters(options, from_length
     assert not choose(without, assumed(90)).variant.offset_from_lengths
 
 
-@pytest.mark.parametrize("kind", ["softcap", "mask", "mask of keys", "bias", "slopes"])
-def test_sm80_takes_fewer_rows_where_scores_are_changed_one_by_one(kind):
-    for widest, tile in SM80_SCORE_TILES.items():
-        problem = problem_of(widest, dtypes=("float16",) * 3, kernel="sm80", **OPTIONS[kind][0])
-        assert choose(problem, assumed(90)).variant.tile == tile
-        assert tile.block_m == 64
+SCORED = ("softcap", "slopes", "mask", "mask of keys", "bias", "bias of keys")
+MASK_AND_BIAS = OPTIONS["mask"][0] | {"bias": planned((33, 77), np.dtype(np.float64))}
+
+
+@pytest.mark.parametrize("kind", SCORED)
+@pytest.mark.parametrize("widest", SM80_TILES)
+def test_sm80_keeps_its_rows_where_scores_are_changed_one_by_one(widest, kind):
+    problem = problem_of(widest, dtypes=("float16",) * 3, kernel="sm80", **OPTIONS[kind][0])
+    tile = choose(problem, assumed(90)).variant.tile
+    plain = SM80_TILES[widest]
+    assert tile == dataclasses.replace(plain, block_n=tile.block_n)
+    if kind in ("softcap", "slopes"):
+        assert tile == plain
+
+
+@pytest.mark.parametrize("arch", [80, 86, 90])
+@pytest.mark.parametrize("widest", SM80_TILES)
+@pytest.mark.parametrize(
+    "options",
+    [OPTIONS[kind][0] for kind in SCORED[2:]] + [MASK_AND_BIAS],
+    ids=[*SCORED[2:], "mask and float64 bias"],
+)
+def test_sm80_takes_as_many_keys_as_leave_room_for_two_blocks(arch, widest, options):
+    """Or, where not even the fewest keys leave it, as fit at all."""
+    problem = problem_of(widest, dtypes=("float16",) * 3, kernel="sm80", **options)
+    device = assumed(arch)
+    variant = choose(problem, device).variant
+    whole = device.shared_memory + RESERVED_SHARED_MEMORY
+
+    def blocks(keys):
+        tile = dataclasses.replace(variant.tile, block_n=keys)
+        needed = dataclasses.replace(variant, tile=tile).shared_memory + RESERVED_SHARED_MEMORY
+        return whole // needed
+
+    most = SM80_TILES[widest].block_n
+    held = {keys: min(blocks(keys), 2) for keys in (most, most // 2, most // 4) if keys >= WARP}
+    taken = variant.tile.block_n
+    assert held[taken] == max(held.values()) >= 1
+    assert all(held[keys] < held[taken] for keys in held if keys > taken)
+
+
+@pytest.mark.parametrize(
+    ("arch", "widest", "kind", "keys"),
+    [
+        (90, 64, "mask", 128),
+        (90, 128, "mask", 64),
+        (80, 64, "mask", 128),
+        (86, 64, "mask", 64),
+        (86, 64, "mask of keys", 128),
+        (86, 128, "mask", 64),
+    ],
+)
+def test_the_keys_of_a_tile_beside_a_mask(arch, widest, kind, keys):
+    problem = problem_of(widest, dtypes=("float16",) * 3, kernel="sm80", **OPTIONS[kind][0])
+    assert choose(problem, assumed(arch)).variant.tile.block_n == keys
 
 
 def test_sm80_refuses_more_keys_than_it_counts():

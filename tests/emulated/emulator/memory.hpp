@@ -172,15 +172,14 @@ inline void check_shared(const char* what, unsigned offset, unsigned size = 16) 
   count_step();
   const char* problem = shared_access_problem(offset, size);
   if (problem == nullptr) return;
-  record_failure("%s at byte %u of %zu bytes of shared memory: %s", what, offset, shared.size(),
-                 problem);
+  record_failure("%s of %u bytes at byte %u of %zu bytes of shared memory: %s", what, size, offset,
+                 shared.size(), problem);
   abandon_thread();
 }
 
 template <class T>
 T load_shared(unsigned offset) {
-  static_assert(sizeof(T) == 16, "one vector");
-  check_shared("load of 16 bytes", offset);
+  check_shared("load", offset, sizeof(T));
   T value;
   memcpy(&value, shared.data() + offset, sizeof value);
   return value;
@@ -188,8 +187,7 @@ T load_shared(unsigned offset) {
 
 template <class T>
 void store_shared(unsigned offset, const T& value) {
-  static_assert(sizeof(T) == 16 || sizeof(T) == 2, "a vector or an element");
-  check_shared(sizeof(T) == 16 ? "store of 16 bytes" : "store of 2 bytes", offset, sizeof(T));
+  check_shared("store", offset, sizeof(T));
   memcpy(shared.data() + offset, &value, sizeof value);
 }
 
