@@ -107,10 +107,7 @@ def options() -> str:
 def windows() -> str:
     """Return TFLOP/s of windows over those of the causal call; and how their time grows."""
     title = "TFLOP/s over the causal call's / speed over the best peer's"
-    growth = load("time_options").get("growth")
-    if growth is None:
-        # Of a quick run.
-        return _of_options(title, "of_causal")
+    growth = load("time_options")["growth"]
     calls = ("window-left", "causal")
     rows = []
     for point in growth["points"]:
