@@ -14,7 +14,7 @@ import pytest
 from cupy_flash.source import root
 from emulated_attention import Result, attention
 from layouts import LAYOUTS, ODD_LAYOUTS, strided
-from mutants import FORWARD_SM80, Mutant
+from mutants import BLOCK_SM80, Mutant
 from option_arrays import FLOATS, INTEGERS
 from probe_tools import assert_same_bits
 from problems import ONE_DTYPE, Arrays, Case
@@ -216,7 +216,7 @@ def test_rescaling_only_where_a_maximum_rose_changes_no_bit(
         folder = tmp_path / value
         shutil.copytree(root(), folder)
         forced = f"kRescaleSeldom = {value};"
-        Mutant(FORWARD_SM80, f"kRescaleSeldom =\n      {SELDOM};", forced).plant(folder)
+        Mutant(BLOCK_SM80, f"kRescaleSeldom =\n      {SELDOM};", forced).plant(folder)
         result = attention(arrays, "sm80", schedule=3, folder=folder)
         results.append((result.out, result.lse))
     assert_same_bits(*results, "rescaled seldom")
