@@ -40,8 +40,11 @@ class Head:
         Which row sees which key.
     scale : number
     softcap : float or None
-    bias, alibi : array, (rows, keys), or None
-        What is added to the scores and what is subtracted.
+    bias : array, (rows, keys), or None
+        What is added to the scores.
+    slope : number or None
+    distance : array, (rows, keys), or None
+        ALiBi: their product is subtracted from the scores.
     sink : number or None
         One more score in every row's denominator.
     """
@@ -53,8 +56,14 @@ class Head:
     scale: Any
     softcap: float | None = None
     bias: Array | None = None
-    alibi: Array | None = None
+    slope: Any = None
+    distance: Array | None = None
     sink: Any = None
+
+    @property
+    def alibi(self) -> Array | None:
+        """What ALiBi subtracts from the scores."""
+        return None if self.distance is None else self.slope * self.distance
 
     def part(self, rows: Array, keys: Array) -> Head:
         """Return the head with some of its rows and keys."""
@@ -66,7 +75,7 @@ class Head:
             v=self.v[keys],
             seen=self.seen[pairs],
             bias=None if self.bias is None else self.bias[pairs],
-            alibi=None if self.alibi is None else self.alibi[pairs],
+            distance=None if self.distance is None else self.distance[pairs],
         )
 
 
@@ -153,8 +162,8 @@ def _scores(head: Head) -> tuple[Array, Array, Array]:
     if head.bias is not None:
         scores = scores + head.bias
         errors = tuple(r + unit * (np.abs(head.bias) + np.abs(scores)) for r in errors)
-    if head.alibi is not None:
-        scores = scores - head.alibi
-        errors = tuple(r + unit * (3 * np.abs(head.alibi) + np.abs(scores)) for r in errors)
+    if (alibi := head.alibi) is not None:
+        scores = scores - alibi
+        errors = tuple(r + unit * (3 * np.abs(alibi) + np.abs(scores)) for r in errors)
     for_weights, for_lse = (np.where(head.seen, r, 0) for r in errors)
     return np.where(head.seen, scores, -np.inf), for_weights, for_lse.max(axis=1, initial=0)

@@ -12,12 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from cupy_flash.exact_head import Head, compute, sink_rounding
+from cupy_flash.exact_head import compute, sink_rounding
+from cupy_flash.reference_heads import Heads, Window, visibility
+
+__all__ = [
+    "Reference",
+    "attention",
+    "default_scale",
+    "softmax",
+    "unfused",
+    "visibility",
+]
 
 Array = np.ndarray[Any, Any]
-
-
-Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -44,39 +51,6 @@ class Reference:
     out_errors: Array
     lse_errors: Array
     visible: Array
-
-
-def visibility(
-    m: int,
-    n: int,
-    *,
-    causal: bool = False,
-    offset: int = 0,
-    window: Window | None = None,
-    rows: int | None = None,
-    keys: int | None = None,
-    mask: Array | None = None,
-    bias: Array | None = None,
-) -> Array:
-    """Return the (m, n) table of which row sees which key; mask and bias broadcast to it."""
-    i, j = np.arange(m)[:, None], np.arange(n)[None, :]
-    table = np.ones((m, n), bool)
-    if rows is not None:
-        table &= i < rows
-    if keys is not None:
-        table &= j < keys
-    if causal:
-        table &= j <= i + offset
-    left, right = window or (None, None)
-    if left is not None:
-        table &= j >= i + offset - left
-    if right is not None:
-        table &= j <= i + offset + right
-    if mask is not None:
-        table &= mask
-    if bias is not None:
-        table &= bias != -np.inf
-    return table
 
 
 def attention(
@@ -107,19 +81,23 @@ def attention(
     -------
     Reference
     """
-    exact: Any = np.longdouble if np.float64 in (q.dtype, k.dtype, v.dtype) else np.float64
-    (m, d), n, p = q.shape[-2:], k.shape[-2], v.shape[-1]
-    has_heads = max(q.ndim, k.ndim, v.ndim) > 3
-    split = -3 if has_heads else -2
-    batch = np.broadcast_shapes(*(x.shape[: max(x.ndim + split, 0)] for x in (q, k, v)))
-    heads = [x.shape[-3] if has_heads and x.ndim > 2 else 1 for x in (q, k, v)]
-    total = max(heads) if 0 not in heads else 0
-    leading = (*batch, total) if has_heads else batch
-    factor = exact(scale) if scale is not None else exact(1) / np.sqrt(exact(d or 1))
-    mask, bias = (x if x is None else np.broadcast_to(x, (*leading, m, n)) for x in (mask, bias))
-    alibi_slopes, sinks = (
-        x if x is None else np.broadcast_to(x, leading) for x in (alibi_slopes, sinks)
+    heads = Heads(
+        q,
+        k,
+        v,
+        scale=scale,
+        causal=causal,
+        offset=offset,
+        window=window,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        q_lengths=q_lengths,
+        k_lengths=k_lengths,
     )
+    exact, leading, (m, _, p) = heads.exact, heads.leading, heads.sizes
     results = Reference(
         out=np.zeros((*leading, m, p), exact),
         lse=np.full((*leading, m), -np.inf, exact),
@@ -128,69 +106,13 @@ def attention(
         lse_errors=np.zeros((*leading, m), exact),
         visible=np.zeros((*leading, m), np.int64),
     )
-    for index in np.ndindex(*leading):
-        entry = index[: len(batch)]
-        Q, K, V = (_matrix(x, index, batch, total, has_heads).astype(exact) for x in (q, k, v))
-        rows = _length(q_lengths, entry, batch, m)
-        keys = _length(k_lengths, entry, batch, n)
-        at = offset
-        if at is None:
-            at = (n if keys is None else keys) - (m if rows is None else rows)
-        alibi = None
-        if alibi_slopes is not None:
-            distance = np.abs(np.arange(m)[:, None] + at - np.arange(n))
-            alibi = exact(alibi_slopes[index]) * distance.astype(exact)
-        head = Head(
-            q=Q,
-            k=K,
-            v=V,
-            seen=visibility(
-                m,
-                n,
-                causal=causal,
-                offset=at,
-                window=window,
-                rows=rows,
-                keys=keys,
-                mask=mask if mask is None else mask[index],
-                bias=bias if bias is None else bias[index],
-            ),
-            scale=factor,
-            softcap=softcap,
-            bias=bias if bias is None else bias[index].astype(exact),
-            alibi=alibi,
-            sink=None if sinks is None else exact(sinks[index]),
-        )
+    for index, head in heads:
         if head.sink is not None:
             results.lse[index], results.lse_errors[index] = head.sink, sink_rounding(head.sink)
         found = compute(head)
         for field in fields(results):
             getattr(results, field.name)[(*index, found.rows)] = getattr(found, field.name)
     return results
-
-
-def _length(
-    lengths: Array | None, entry: tuple[int, ...], batch: tuple[int, ...], limit: int
-) -> int | None:
-    if lengths is None:
-        return None
-    return min(max(int(np.broadcast_to(lengths, batch)[entry]), 0), limit)
-
-
-def _matrix(
-    x: Array, index: tuple[int, ...], batch: tuple[int, ...], heads: int, has_heads: bool
-) -> Array:
-    """Return the matrix of one batch entry and query head."""
-    axes = len(batch) + has_heads
-    x = x[(np.newaxis,) * (axes + 2 - x.ndim)]
-    where = [
-        i if extent > 1 else 0 for i, extent in zip(index[: len(batch)], x.shape, strict=False)
-    ]
-    if has_heads:
-        group = heads // x.shape[len(batch)]
-        where.append(index[-1] // group)
-    matrix: Array = x[tuple(where)]
-    return matrix
 
 
 def unfused(
