@@ -1,7 +1,8 @@
 """The oracle: softmax attention by its formula, over visible keys only, in high precision.
 
 Nothing here is shared with the kernels or the blocked path. It keeps whole rows of scores, so it is
-for tests, `check` and small problems.
+for tests, `check` and small problems. Gradients and their derivation are in
+`cupy_flash.reference_backward`; all of it can be imported from here.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from cupy_flash.exact_head import compute, sink_rounding
+from cupy_flash.reference_backward import attention_backward
 from cupy_flash.reference_heads import Heads, Window, visibility
 
 __all__ = [
     "Reference",
     "attention",
+    "attention_backward",
     "default_scale",
     "softmax",
     "unfused",
