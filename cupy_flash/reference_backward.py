@@ -29,8 +29,9 @@ dP is 0. The rest is the chain rule::
     dk[j] = scale * sum over i of ds * q[i]
     dscale = sum over i and j of ds * (q[i] @ k[j])
 
-Only visible pairs take part in these sums, and only rows that see a key: what the others hold, NaN
-too, never matters. An array that broadcasts has the sum of the gradients of its copies.
+Only visible pairs take part in these sums: what the others hold, NaN too, never matters. Of a row
+that sees no key only lse can depend on anything: it is the sink, if there is one. An array that
+broadcasts has the sum of the gradients of its copies.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def attention_backward(
     q, k, v : NumPy arrays, (..., m, d), (..., n, d) and (..., n, p)
         float16, bfloat16 or float32 are computed in float64, float64 in `numpy.longdouble`.
     dlse : NumPy array, (..., m), optional
-        The gradient of L with respect to lse, in lse's shape; the dtypes of `do`. It counts as 0 in
-        rows that see no key, where lse is -inf or a sink alone. Default 0.
+        The gradient of L with respect to lse, in lse's shape; the dtypes of `do`. What it holds
+        where lse is -inf never matters; where lse is a sink alone it goes to the sink. Default 0.
     wrt : tuple of str, optional
         Of which arguments to return gradients, each once: out of "q", "k", "v", "bias", "sinks",
         "alibi_slopes" and "scale". Default ``("q", "k", "v")``.
@@ -97,8 +98,8 @@ def attention_backward(
     named tuple of NumPy arrays
         A field for each name of `wrt`, in its order, in the shape of that argument: over axes that
         broadcast, heads of a group and batch entries that share it, gradients are summed. "scale"
-        has shape (), also where the scale is the default one. 0 where a row sees no key, a key is
-        seen by no row, or bias is -inf.
+        has shape (), also where the scale is the default one. 0 where a key is seen by no row, or
+        bias is -inf, and of a q whose row sees no key.
 
     Raises
     ------
@@ -168,8 +169,9 @@ def _of_head(head: Head, do: Array, dlse: Array) -> dict[str, Array]:
     """Return one head's gradients: matrices, of numbers (1, 1)."""
     # Rows that see no key and keys that no row sees drop out before any arithmetic.
     rows, keys = (np.flatnonzero(head.seen.any(axis=axis)) for axis in (1, 0))
+    keyless = ~head.seen.any(axis=1)
     whole, head = head, head.part(rows, keys)
-    do, dlse = do[rows], dlse[rows, None]
+    dlse_of_sinks, do, dlse = dlse[keyless].sum(), do[rows], dlse[rows, None]
     seen = head.seen
     products = np.where(seen, head.q @ head.k.T, 0)
     y, slope_of_cap = head.scale * products, 1
@@ -192,7 +194,7 @@ def _of_head(head: Head, do: Array, dlse: Array) -> dict[str, Array]:
     D = (P * dP).sum(axis=1, keepdims=True)
     dy = np.where(seen, P * (dP - D + dlse), 0)
     ds = dy * slope_of_cap
-    dsink = np.where(sink == -np.inf, 0, P_sink * (dlse - D))
+    dsink = (P_sink * (dlse - D)).sum(keepdims=True) + dlse_of_sinks
     dq = head.scale * _over_visible(ds, head.k, seen)
     dk = head.scale * _over_visible(ds.T, head.q, seen.T)
     dv = _over_visible(P.T, do, seen.T)
@@ -202,7 +204,7 @@ def _of_head(head: Head, do: Array, dlse: Array) -> dict[str, Array]:
         "k": _spread(dk, whole.k.shape, keys),
         "v": _spread(dv, whole.v.shape, keys),
         "bias": _spread(dy, whole.seen.shape, np.ix_(rows, keys)),
-        "sinks": dsink.sum(keepdims=True),
+        "sinks": np.where(sink == -np.inf, 0, dsink),
         "alibi_slopes": dslope.sum(keepdims=True),
         "scale": (ds * products).sum(keepdims=True),
     }

@@ -34,18 +34,18 @@ def gradients(do: Any, call: dict[str, Any], **more: Any) -> Any:
 
 
 def of_results(rng: np.random.Generator, call: dict[str, Any]) -> tuple[Any, Any]:
-    """Draw gradients of out and lse, NaN in rows that see no key."""
+    """Draw gradients of out and lse, NaN where rows see no key and where lse is -inf."""
     got = reference.attention(**call)
     do, dlse = (rng.standard_normal(x.shape) for x in (got.out, got.lse))
-    do[got.visible == 0] = dlse[got.visible == 0] = np.nan
+    do[got.visible == 0] = dlse[np.isneginf(got.lse)] = np.nan
     return do, dlse
 
 
 def loss(call: dict[str, Any], do: Any, dlse: Any) -> tuple[Any, Any]:
     """Return the number whose gradients with respect to out and lse these are, and its size."""
     got = reference.attention(**call)
-    sees = got.visible > 0
-    terms = [*(got.out[sees] * do[sees]).ravel(), *(got.lse[sees] * dlse[sees]).ravel()]
+    sees, finite = got.visible > 0, ~np.isneginf(got.lse)
+    terms = [*(got.out[sees] * do[sees]).ravel(), *(got.lse[finite] * dlse[finite]).ravel()]
     return sum(terms), sum(map(abs, terms))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from by_hand import draw
+from cupy_flash import reference
 from cupy_flash.reference import attention_backward
 from differences import gradients
 
@@ -24,8 +25,9 @@ def test_one_key():
 
 
 @pytest.mark.parametrize("hidden", ["mask", "bias", "k_lengths", "q_lengths"])
-def test_rows_without_keys_have_no_part_whatever_is_there(hidden):
+def test_rows_without_keys_give_lse_alone_to_the_sink_whatever_is_there(hidden):
     nan = np.full((3, 2), np.nan)
+    dlse = np.array([1.0, 2.0, 4.0])
     options = {
         "mask": {"mask": np.array(False)},
         "bias": {"bias": np.array(-np.inf)},
@@ -35,9 +37,13 @@ def test_rows_without_keys_have_no_part_whatever_is_there(hidden):
     options |= {"sinks": np.array(2.0), "alibi_slopes": np.array(0.5), "softcap": 1.0}
     names = ("sinks", "scale", "v", "q", "alibi_slopes", "k")
     names += ("bias",) if hidden == "bias" else ()
-    got = attention_backward(nan, nan, nan, nan, dlse=nan[:, 0], wrt=names, **options)
+    assert (reference.attention(nan, nan, nan, **options).lse == 2.0).all()
+    got = attention_backward(nan, nan, nan, nan, dlse=dlse, wrt=names, **options)
     assert got._fields == names
-    for gradient in got:
+    for name, gradient in zip(names, got, strict=True):
+        assert (gradient == (7 if name == "sinks" else 0)).all()
+    options["sinks"] = np.array(-np.inf)
+    for gradient in attention_backward(nan, nan, nan, nan, dlse=nan[:, 0], wrt=names, **options):
         assert (gradient == 0).all()
 
 
