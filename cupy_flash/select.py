@@ -199,16 +199,23 @@ def _sm80_tile(widest: int, device: Device) -> Tile:
 def _fitting(variant: Variant, device: Device) -> Variant:
     """Return the variant with as many keys in a tile as shared memory has room for.
 
-    The widest tile of which a multiprocessor holds two blocks; where none is so narrow, one.
+    The widest tile of which a multiprocessor holds two blocks; where none is so narrow, one. Arrays
+    count as if each differed from row to row: those of a row alone don't, and it must have the
+    tiles, and so the bits, that it has among others.
     """
     tile = variant.tile
+    largest = replace(
+        variant,
+        mask=variant.mask and "pairs",
+        bias_along=variant.bias_along and "pairs",
+    )
     widths = [n for n in (tile.block_n, tile.block_n // 2, tile.block_n // 4) if n >= WARP]
-    narrower = [replace(variant, tile=replace(tile, block_n=n)) for n in widths]
+    tiles = [replace(tile, block_n=n) for n in widths]
     two = (device.shared_memory + RESERVED_SHARED_MEMORY) // 2 - RESERVED_SHARED_MEMORY
     for room in (two, device.shared_memory):
-        for candidate in narrower:
-            if candidate.shared_memory <= room:
-                return candidate
+        for narrower in tiles:
+            if replace(largest, tile=narrower).shared_memory <= room:
+                return replace(variant, tile=narrower)
     raise AssertionError("SHARED_MEMORY holds the narrowest tile")
 
 

@@ -3,6 +3,7 @@
 // includes the tile's number.
 #pragma once
 
+#include "division.cuh"
 #include "mask.cuh"
 #include "params.cuh"
 #include "ptx/opaque.cuh"
@@ -28,14 +29,6 @@ __device__ __forceinline__ long long index_of(const Operand& operand, const Tile
 template <class T>
 __device__ __forceinline__ T* entry_of(const Operand& operand, const Tile& tile, long long head) {
   return static_cast<T*>(operand.data) + index_of(operand, tile, head);
-}
-
-// Of a number >= 0 and one above, in 32 bits where both fit: a block waits for it before its first copies.
-__device__ __forceinline__ long long quotient(long long number, long long divisor) {
-  if ((number | divisor) >> 32 == 0) {
-    return static_cast<unsigned>(number) / static_cast<unsigned>(divisor);
-  }
-  return number / divisor;
 }
 
 // The type argument of a call without lengths.

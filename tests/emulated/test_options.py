@@ -220,3 +220,23 @@ def test_rescaling_only_where_a_maximum_rose_changes_no_bit(
         result = attention(arrays, "sm80", schedule=3, folder=folder)
         results.append((result.out, result.lse))
     assert_same_bits(*results, "rescaled seldom")
+
+
+def test_a_row_alone_has_its_bits_where_masks_and_biases_leave_room_for_fewer_keys() -> None:
+    case = Case((), 1, 1, 7, 272, 64, 64, ("float16",) * 3, seed=4)
+    arrays = replace(case, mask="pairs", bias="pairs", bias_dtype="float32").build()
+    among = attention(arrays, "sm80")
+    assert among.variant.tile.block_n < attention(case.build(), "sm80").variant.tile.block_n
+    alone = replace(arrays.case, m=1).build()
+    for row in range(case.m):
+        for one, every in (
+            *zip(alone.inputs().values(), arrays.inputs().values(), strict=True),
+            (alone.mask, arrays.mask),
+            (alone.bias, arrays.bias),
+        ):
+            rows = every.numpy()
+            one.numpy()[...] = rows[..., [row], :] if rows.shape[-2] == case.m else rows
+        got = attention(alone, "sm80")
+        assert got.variant.mask == "keys"
+        want = (among.out[..., [row], :], among.lse[..., [row]])
+        assert_same_bits((got.out, got.lse), want, f"row {row} alone")

@@ -192,8 +192,8 @@ def test_sm80_keeps_its_rows_where_scores_are_changed_one_by_one(widest, kind):
 @pytest.mark.parametrize("widest", SM80_TILES)
 @pytest.mark.parametrize(
     "options",
-    [OPTIONS[kind][0] for kind in SCORED[2:]] + [MASK_AND_BIAS],
-    ids=[*SCORED[2:], "mask and float64 bias"],
+    [OPTIONS["mask"][0], OPTIONS["bias"][0], MASK_AND_BIAS],
+    ids=["mask", "bias", "mask and float64 bias"],
 )
 def test_sm80_takes_as_many_keys_as_leave_room_for_two_blocks(arch, widest, options):
     """Or, where not even the fewest keys leave it, as fit at all."""
@@ -221,13 +221,32 @@ def test_sm80_takes_as_many_keys_as_leave_room_for_two_blocks(arch, widest, opti
         (90, 128, "mask", 64),
         (80, 64, "mask", 128),
         (86, 64, "mask", 64),
-        (86, 64, "mask of keys", 128),
+        (86, 64, "mask of keys", 64),
         (86, 128, "mask", 64),
     ],
 )
 def test_the_keys_of_a_tile_beside_a_mask(arch, widest, kind, keys):
     problem = problem_of(widest, dtypes=("float16",) * 3, kernel="sm80", **OPTIONS[kind][0])
     assert choose(problem, assumed(arch)).variant.tile.block_n == keys
+
+
+@pytest.mark.parametrize("bias", [None, "float16", "float32", "float64", "uint8"])
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("arch", [80, 86, 90, 100])
+@pytest.mark.parametrize("widest", SM80_TILES)
+def test_a_row_alone_has_the_tiles_of_keys_that_it_has_among_others(widest, arch, mask, bias):
+    tiles = set()
+    for rows in ((), (1,), (33,)):
+        options = {"mask": planned((*rows, 77), np.dtype(bool))} if mask else {}
+        if bias:
+            options["bias"] = planned((*rows, 77), np.dtype(bias))
+        m = 1 if rows == (1,) else 33
+        arrays = (
+            planned(shape, np.dtype(np.float16)) for shape in ((m, widest), *[(77, widest)] * 2)
+        )
+        problem = make_problem(*arrays, check_options(kernel="sm80", **options))
+        tiles.add(choose(problem, assumed(arch)).variant.tile)
+    assert len(tiles) == 1
 
 
 def test_sm80_refuses_more_keys_than_it_counts():
