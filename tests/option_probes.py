@@ -172,6 +172,10 @@ def equivalent() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     all_seen = np.ones((M, N), bool)
     hidden = np.where(band, np.float32(0), np.float32(-np.inf))
     everything = OPTIONS["everything"]
+
+    def in_type(dtype: Any) -> dict[str, Any]:
+        return everything | {name: everything[name].astype(dtype) for name in ("bias", *LEADING)}
+
     return [
         ("wide window", {"window": (1 << 61, 1 << 61)}, {}),
         ("no bounds", {"window": (None, None)}, {}),
@@ -194,10 +198,12 @@ def equivalent() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
             {"bias": (i % 3 - j % 5).astype(np.float64)},
         ),
         (
-            "everything in float64",
-            everything,
-            everything | {name: everything[name].astype(np.float64) for name in ("bias", *LEADING)},
+            "bias in 16 bits",
+            {"bias": everything["bias"]},
+            {"bias": everything["bias"].astype(np.float64)},
         ),
+        # In 16 bits the bias leaves room for tiles of more keys beside the mask.
+        ("everything in float64", in_type(np.float32), in_type(np.float64)),
     ]
 
 
