@@ -17,6 +17,11 @@ struct KeyRange {
   long long end;
 };
 
+struct RowRange {
+  long long begin;
+  long long end;
+};
+
 // A tile of scores seen from its first row and key, in 32 bits: element (r, j) is row row_begin + r and
 // key key_begin + j.
 template <class Config>
@@ -79,6 +84,18 @@ struct Mask {
     if (Config::kLeft) begin = maximum(row_begin + extent.offset - params.left, begin);
     if (Config::kRight) end = minimum(end, row_end + extent.offset + params.right);
     if (Config::kLeft && begin >= end) return {0, 0};
+    return {begin, maximum(end, 0ll)};
+  }
+
+  // Rows that see at least one of keys [key_begin, key_end): nobody else does.
+  __device__ __forceinline__ RowRange rows_of(long long key_begin, long long key_end) const {
+    key_end = minimum(key_end, extent.keys);
+    if (key_begin >= key_end) return {0, 0};
+    long long begin = 0;
+    long long end = extent.rows;
+    if (Config::kRight) begin = maximum(key_begin - extent.offset - params.right, begin);
+    if (Config::kLeft) end = minimum(end, key_end - extent.offset + params.left);
+    if (Config::kRight && begin >= end) return {0, 0};
     return {begin, maximum(end, 0ll)};
   }
 

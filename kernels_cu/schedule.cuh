@@ -52,6 +52,16 @@ struct LengthOf<NoLengths> {
   }
 };
 
+// The lengths of a tile's batch entry.
+template <class Config>
+__device__ __forceinline__ Extent extent_of(const Params& params, const Tile& tile) {
+  Extent extent;
+  extent.rows = LengthOf<typename Config::QLengths>::read(params.q_lengths, tile, params.m);
+  extent.keys = LengthOf<typename Config::KLengths>::read(params.k_lengths, tile, params.n);
+  extent.offset = Config::kOffsetFromLengths ? extent.keys - extent.rows : params.offset;
+  return extent;
+}
+
 template <class Config>
 struct Schedule {
   const Params& params;
@@ -95,10 +105,7 @@ struct Schedule {
         rest = outer;
       }
     }
-    tile.extent.rows = LengthOf<typename Config::QLengths>::read(params.q_lengths, tile, params.m);
-    tile.extent.keys = LengthOf<typename Config::KLengths>::read(params.k_lengths, tile, params.n);
-    tile.extent.offset =
-        Config::kOffsetFromLengths ? tile.extent.keys - tile.extent.rows : params.offset;
+    tile.extent = extent_of<Config>(params, tile);
     return tile;
   }
 };
