@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -80,12 +80,14 @@ def _fresh_out(problem: Problem) -> Fresh:
     return Fresh(problem.out_shape, info.dtype, math.prod(shape) * info.dtype.itemsize, strides)
 
 
-def overlap_pairs(given: Mapping[str, ArrayInfo]) -> Iterator[Pair]:
+def overlap_pairs(
+    given: Mapping[str, ArrayInfo], results: Container[str] = ("o", "lse")
+) -> Iterator[Pair]:
     """Pair each result with the inputs and the results before it."""
     reaches = [tuple(end - info.pointer for end in byte_range(info)) for info in given.values()]
     positions = {name: i for i, (name, info) in enumerate(given.items()) if 0 not in info.shape}
     for other, result in itertools.combinations(positions, 2):
-        if result in ("o", "lse"):
+        if result in results:
             i, j = positions[result], positions[other]
             (low, high), (other_low, other_high) = reaches[i], reaches[j]
             yield Pair(i, j, other_low - high, other_high - low)
@@ -101,15 +103,22 @@ def place(params: np.dtype[Any], name: str) -> int:
 
 
 def _steps(problem: Problem, variant: Variant, operands: tuple[str, ...]) -> Iterator[Step]:
-    places = tuple(place(PARAMS_DTYPE, name) for name in operands)
+    places = [*enumerate(place(PARAMS_DTYPE, name) for name in operands)]
     for launch in launches(problem, variant, dict.fromkeys(operands, BASE)):
         yield make_step(variant, problem.device or 0, launch.params, launch.grid, places)
 
 
 def make_step(
-    variant: AnyVariant, device: int, params: np.void, grid: int, places: tuple[int, ...]
+    variant: AnyVariant,
+    device: int,
+    params: np.void,
+    grid: int,
+    places: Iterable[tuple[int, int]],
 ) -> Step:
-    """Make a launch of a struct whose addresses, at `places`, count from `BASE`."""
+    """Make a launch of a struct whose addresses count from `BASE`.
+
+    `places` says which pointer goes to which word.
+    """
     function = kernel(variant, device)
     words = array("q", params.tobytes())
     return Step(
@@ -119,8 +128,7 @@ def make_step(
         threads=variant.tile.threads,
         shared_memory=variant.shared_memory,
         words=words,
-        places=places,
-        shifts=tuple(words[place] - BASE for place in places),
+        addresses=tuple((source, place, words[place] - BASE) for source, place in places),
     )
 
 
@@ -152,10 +160,10 @@ def run(plan: Plan, pointers: list[int], out: Any, lse: Any) -> tuple[Any, Any]:
         with devices.import_cupy().cuda.Device(plan.device):
             return run(plan, pointers, out, lse)
     if plan.out is not None:
-        out = _allocate(cuda, plan.out)
+        out = allocate(cuda, plan.out)
         pointers.append(out.data.ptr)
     if plan.lse is not None:
-        lse = _allocate(cuda, plan.lse)
+        lse = allocate(cuda, plan.lse)
         pointers.append(lse.data.ptr)
     current = cuda.current_stream(plan.device)
     stream = current.ptr or cuda.default_stream
@@ -170,7 +178,8 @@ def run(plan: Plan, pointers: list[int], out: Any, lse: Any) -> tuple[Any, Any]:
     return out, lse
 
 
-def _allocate(cuda: Driver, fresh: Fresh) -> Any:
+def allocate(cuda: Driver, fresh: Fresh) -> Any:
+    """Allocate a result."""
     # cupy.empty asks for a contiguous array by name of its order, and a transposed view of it would
     # be a second array.
     return cuda.ndarray(fresh.shape, fresh.dtype, cuda.allocate(fresh.size), fresh.strides)

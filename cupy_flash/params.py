@@ -168,7 +168,7 @@ def launches(problem: Problem, variant: Variant, pointers: Mapping[str, int]) ->
     )
     outer = len(extents) - BATCH_AXES
     outer_extents = extents[: max(outer, 0)]
-    template = _template(problem, variant, operands, extents[len(outer_extents) :])
+    template = fill_params(problem, variant, operands, extents[len(outer_extents) :])
     for name in operands:
         inner = strides[name][len(outer_extents) :]
         template[name]["batch"][: len(inner)] = inner
@@ -182,12 +182,13 @@ def launches(problem: Problem, variant: Variant, pointers: Mapping[str, int]) ->
         yield Launch(cast(np.void, params[()]), grid)
 
 
-def _template(
+def fill_params(
     problem: Problem,
     variant: Variant,
     operands: Mapping[str, Operand],
     extents: tuple[int, ...],
 ) -> np.ndarray[tuple[()], np.dtype[np.void]]:
+    """Return the struct without addresses and batch strides, for batch axes of these extents."""
     params = np.zeros((), PARAMS_DTYPE)
     row_tiles = -(-problem.m // variant.tile.block_m)
     params["m"], params["n"] = problem.m, problem.n

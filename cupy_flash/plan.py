@@ -22,7 +22,7 @@ ALIGNMENT = 16
 
 Key = tuple[Any, ...]
 
-_plans: dict[Key, Plan] = {}
+_plans: dict[Key, Plan | BackwardPlan] = {}
 _lock = threading.Lock()
 
 
@@ -88,9 +88,36 @@ class Plan:
     workspace: tuple[int, ...] = ()
 
 
-def recall(
-    arrays: tuple[Any, ...], values: tuple[Any, ...]
-) -> tuple[Plan | None, Key | None, list[int]]:
+@dataclass(frozen=True)
+class BackwardPlan:
+    """A call of the backward pass without its addresses.
+
+    Attributes
+    ----------
+    device : int
+        The CUDA device that computes it.
+    pairs : tuple of Pair
+        The arrays given that may not share an element.
+    fresh : tuple of Fresh or None
+        How each gradient is allocated; None if the caller gave the array.
+    steps : iterable of Step
+        The launches in their order, for the addresses of the arrays given, of the gradients and of
+        the scratch arrays.
+    scratch : tuple of int
+        Where each scratch array begins in the workspace.
+    workspace : int
+        Bytes of all of them.
+    """
+
+    device: int
+    pairs: tuple[Pair, ...]
+    fresh: tuple[Fresh | None, ...]
+    steps: Iterable[Step]
+    scratch: tuple[int, ...]
+    workspace: int
+
+
+def recall(arrays: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[Any, Key | None, list[int]]:
     """Find the plan of a call that has been checked and planned before.
 
     Of an array the key holds all that a check, the kernel choice or the struct depends on: shape,
@@ -107,7 +134,7 @@ def recall(
 
     Returns
     -------
-    plan : Plan or None
+    plan : Plan or BackwardPlan, or None
         None for a call that is to be checked from the beginning.
     key : tuple or None
         What `keep` keeps its plan under; None if it can't be kept.
@@ -147,7 +174,7 @@ def recall(
     return plan, key, pointers
 
 
-def keep(key: Key | None, plan: Plan) -> None:
+def keep(key: Key | None, plan: Plan | BackwardPlan) -> None:
     """Keep a plan for later calls, if calls with this key are always the same call."""
     if key is None or not isinstance(plan.steps, tuple) or not all(map(_is_exact, key[0])):
         return

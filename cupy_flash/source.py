@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from cupy_flash.backward.variant import BackwardVariant, StatisticsVariant, SumVariant
 from cupy_flash.softmaxes.select import SoftmaxVariant
 from cupy_flash.variant import Variant
 
-AnyVariant = Variant | SoftmaxVariant
+AnyVariant = Variant | SoftmaxVariant | BackwardVariant | StatisticsVariant | SumVariant
 
 ELEMENT_TYPES = {
     "float16": "Float16",
@@ -72,10 +73,7 @@ def flatten(name: str, folder: Path | None = None) -> str:
 
 def wrapper(variant: AnyVariant) -> str:
     """Return the constants of a variant and its extern "C" kernel."""
-    if isinstance(variant, SoftmaxVariant):
-        constants, function, params = _softmax(variant), variant.function, "SoftmaxParams"
-    else:
-        constants, function, params = _forward(variant), f"forward_{variant.family}", "Params"
+    constants, function, params = _text_of(variant)
     tile = variant.tile
     lines = ['#line 1 "wrapper"', "struct Config {"]
     lines += [f"  using {name} = {text};" for name, text in constants.types.items()]
@@ -100,6 +98,60 @@ class _Constants(NamedTuple):
     types: dict[str, str]
     flags: dict[str, bool]
     sizes: dict[str, int]
+
+
+def _text_of(variant: AnyVariant) -> tuple[_Constants, str, str]:
+    """Return a kernel's constants, the function that it is, and the name of its struct."""
+    if isinstance(variant, SoftmaxVariant):
+        return _softmax(variant), variant.function, "SoftmaxParams"
+    if isinstance(variant, Variant):
+        return _forward(variant), f"forward_{variant.family}", "Params"
+    if isinstance(variant, BackwardVariant):
+        return _backward(variant), f"backward_{variant.family}", "BackwardParams"
+    if isinstance(variant, StatisticsVariant):
+        return _statistics(variant), "backward_statistics", "BackwardParams"
+    return _sum(variant), "backward_sum", "SumParams"
+
+
+def _backward(variant: BackwardVariant) -> _Constants:
+    forward = _forward(variant.forward)
+    types = forward.types | {"DBias": ELEMENT_TYPES[variant.pairs or variant.accumulate]}
+    flags = {
+        "kOfKeys": variant.keys,
+        "kFirst": variant.first,
+        "kSecond": variant.second,
+        "kPairs": variant.pairs is not None,
+        "kBiasSums": variant.bias_sums,
+        "kSlopeSums": variant.slope_sums,
+        "kScaleSums": variant.scale_sums,
+    }
+    sizes = forward.sizes | {"kSharedMemory": variant.shared_memory}
+    if variant.family == "sm80":
+        sizes |= {"kStep": variant.tile.chunk_n, "kStages": variant.tile.stages}
+    return _Constants(types, forward.flags | flags, sizes)
+
+
+def _statistics(variant: StatisticsVariant) -> _Constants:
+    types = {
+        "OType": ELEMENT_TYPES[variant.dtype],
+        "Accumulate": ELEMENT_TYPES[variant.accumulate],
+        "QLengths": "NoLengths",
+        "KLengths": "NoLengths",
+        "Sinks": _type_or(variant.sinks, "NoSinks"),
+    }
+    flags = dict.fromkeys(("kLeft", "kRight", "kOffsetFromLengths"), False)
+    sizes = {"kBlockM": variant.tile.block_m, "kLanes": variant.lanes, "kPack": variant.pack}
+    return _Constants(types, flags, sizes)
+
+
+def _sum(variant: SumVariant) -> _Constants:
+    threads = variant.tile.threads
+    types = {
+        "Source": ELEMENT_TYPES[variant.source],
+        "Target": ELEMENT_TYPES[variant.target],
+        "Accumulate": ELEMENT_TYPES["float64" if variant.target == "float64" else "float32"],
+    }
+    return _Constants(types, {}, {"kThreads": threads, "kTeam": threads if variant.team else 1})
 
 
 def _forward(variant: Variant) -> _Constants:

@@ -31,8 +31,8 @@ class Step:
         Bytes of dynamic shared memory of a block.
     words : array of int64
         The kernel's struct, without its addresses.
-    places, shifts : tuple of int
-        Which word each address goes to, and what is added to it, in bytes.
+    addresses : tuple of (int, int, int)
+        Which pointer goes to which word, and what is added to it, in bytes.
     """
 
     function: Any
@@ -41,8 +41,7 @@ class Step:
     threads: int
     shared_memory: int
     words: array[int] = field(repr=False)
-    places: tuple[int, ...]
-    shifts: tuple[int, ...]
+    addresses: tuple[tuple[int, int, int], ...]
     _idle: list[Block] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def launch(self, cuda: Driver, stream: int, pointers: list[int]) -> None:
@@ -58,9 +57,8 @@ class Step:
         except IndexError:
             block = self._new_block()
         words, arguments = block
-        shifts = self.shifts
-        for i, place in enumerate(self.places):
-            words[place] = pointers[i] + shifts[i]
+        for source, place, shift in self.addresses:
+            words[place] = pointers[source] + shift
         grid, threads, shared_memory = self.grid, self.threads, self.shared_memory
         try:
             cuda.launch(self.handle, grid, 1, 1, threads, 1, 1, shared_memory, stream, arguments, 0)

@@ -26,6 +26,8 @@ class Tile:
         Columns of K, and rows of V, that lie in shared memory at a time (simt).
     blocks : int
         Blocks that a multiprocessor should hold at a time; bounds the registers of a thread.
+    stages : int
+        Tiles of what passes by that are in shared memory, or on their way (the backward pass).
     """
 
     block_m: int
@@ -35,6 +37,7 @@ class Tile:
     chunk_d: int = 0
     chunk_n: int = 0
     blocks: int = 1
+    stages: int = 0
 
     @property
     def threads(self) -> int:

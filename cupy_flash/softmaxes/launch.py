@@ -73,6 +73,6 @@ def make_plan(problem: SoftmaxProblem, choice: SoftmaxChoice, given: Mapping[str
 
 def _steps(problem: SoftmaxProblem, choice: SoftmaxChoice) -> Iterator[Step]:
     names = operands(choice)
-    places = tuple(place(PARAMS_DTYPE, name) for name in names)
+    places = [*enumerate(place(PARAMS_DTYPE, name) for name in names)]
     for launch in softmax_launches(problem, choice, dict.fromkeys(names, BASE)):
         yield make_step(launch.variant, problem.device or 0, launch.params, launch.grid, places)

@@ -1,0 +1,100 @@
+"""Which kernels compute gradients: the family of the forward call, and a tile for each pass."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cupy_flash.backward.problem import BackwardProblem
+from cupy_flash.backward.tiles import NAIVE_TILE, SIMT_TILES, SM80_JOINT, SM80_TILES
+from cupy_flash.backward.variant import BackwardVariant
+from cupy_flash.device import Device
+from cupy_flash.select import RESERVED_SHARED_MEMORY, choose
+from cupy_flash.variant import WARP, Tile, Variant
+
+
+def choose_forward(problem: BackwardProblem, device: Device) -> Variant:
+    """Return what the passes have in common: family, element types, head dims and options."""
+    call = problem.forward
+    chosen = choose(call, device).variant
+    while against := _obstacles(chosen, problem):
+        if call.kernel is not None:
+            raise ValueError(
+                f"attention_backward: kernel={call.kernel!r} can't compute these gradients: "
+                f"{against}; kernel=None takes the fastest that can"
+            )
+        slower = {"sm80": "simt", "simt": "naive"}[chosen.family]
+        chosen = choose(replace(call, kernel=slower), device).variant
+    unit = min(chosen.unit, problem.do.unit) if chosen.family == "sm80" else 0
+    return replace(chosen, sinks=None, unit=unit)
+
+
+def _obstacles(variant: Variant, problem: BackwardProblem) -> str | None:
+    """Say why a family that computes the forward call doesn't compute the gradients."""
+    if variant.family == "sm80":
+        if problem.forward.scale == 0 and "scale" in problem.wrt:
+            return "scale is 0, and its gradient is asked for"
+        if problem.forward.m > 2**30:
+            return f"m is {problem.forward.m}, above 2**30"
+    if variant.family == "simt" and _widest(variant) not in SIMT_TILES[variant.accumulate]:
+        return f"d or p is above {max(SIMT_TILES[variant.accumulate])} in {variant.accumulate}"
+    return None
+
+
+def _widest(variant: Variant) -> int:
+    return max(variant.head_dim, variant.head_dim_v)
+
+
+def keys_in_one_pass(forward: Variant) -> bool:
+    """Whether one kernel computes dk and dv; registers don't hold both of wide heads."""
+    return forward.family != "sm80" or _widest(forward) <= SM80_JOINT
+
+
+def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
+    """Return the variant with the tile of its pass."""
+    family, widest = variant.family, _widest(variant.forward)
+    if family == "naive":
+        return _tiled(variant, NAIVE_TILE)
+    if family == "simt":
+        return _tiled(variant, SIMT_TILES[variant.accumulate][widest])
+    return _fitting(variant, SM80_TILES[_pass_of(variant), widest], device)
+
+
+def _pass_of(variant: BackwardVariant) -> str:
+    if not variant.keys:
+        return "q"
+    if variant.first and variant.second:
+        return "kv"
+    return "v" if variant.scores_only else "k"
+
+
+def _tiled(variant: BackwardVariant, tile: Tile) -> BackwardVariant:
+    return replace(variant, forward=replace(variant.forward, tile=tile))
+
+
+def _fitting(variant: BackwardVariant, tile: Tile, device: Device) -> BackwardVariant:
+    """Return the variant with what of its tile shared memory has room for.
+
+    First for as many blocks as the tile wants, then for one. Arrays count as if each differed from
+    row to row, so that those of a row alone have the tiles that they have among others.
+    """
+    largest = replace(
+        variant,
+        forward=replace(
+            variant.forward,
+            mask=variant.forward.mask and "pairs",
+            bias_along=variant.forward.bias_along and "pairs",
+        ),
+    )
+    whole = device.shared_memory + RESERVED_SHARED_MEMORY
+    smaller = [
+        replace(tile, block_n=n, stages=stages)
+        for stages in range(tile.stages, 0, -1)
+        for n in (tile.block_n, tile.block_n // 2)
+        if n >= max(tile.chunk_n, WARP)
+    ]
+    for blocks in range(tile.blocks, 0, -1):
+        for candidate in smaller:
+            bytes_of_one = _tiled(largest, candidate).shared_memory + RESERVED_SHARED_MEMORY
+            if blocks * bytes_of_one <= whole:
+                return _tiled(variant, candidate)
+    raise AssertionError("SHARED_MEMORY holds the narrowest tile")

@@ -1,0 +1,196 @@
+"""What the kernels of the backward pass are compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cupy_flash.variant import ITEMSIZE, STORED_BYTES, Tile, Variant
+
+# What a block of sm80 keeps in shared memory beside its tiles.
+SM80_WORK_BYTES = 256
+# Bytes of a row's statistics in float32: lse and delta.
+STATISTICS_BYTES = 8
+# Bytes of shared memory in which the warps of a block put their parts of a sum.
+SUM_BYTES = 128
+
+
+@dataclass(frozen=True)
+class BackwardVariant:
+    """A kernel that computes gradients: of its own rows (q), or of its own keys (k and v).
+
+    Attributes
+    ----------
+    forward : Variant
+        Element types, head dims, options. Of its tile `block_m` counts own rows or keys, `block_n`
+        the keys or rows that pass by.
+    keys : bool
+        Whether the gradients are those of keys.
+    first, second : bool
+        Whether it writes dq, or of keys dk; and dv.
+    pairs : str or None
+        Element type that it writes a gradient for each pair of row and key in, that of the bias.
+    bias_sums, slope_sums, scale_sums : bool
+        Whether it leaves the share that each row, or key, has in the gradients of a bias that
+        broadcasts, of slopes, of the scale.
+    """
+
+    forward: Variant
+    keys: bool
+    first: bool
+    second: bool
+    pairs: str | None = None
+    bias_sums: bool = False
+    slope_sums: bool = False
+    scale_sums: bool = False
+    call = "attention_backward"
+
+    @property
+    def family(self) -> str:
+        """Which file computes it."""
+        return self.forward.family
+
+    @property
+    def arch(self) -> int:
+        """Compute capability times ten."""
+        return self.forward.arch
+
+    @property
+    def tile(self) -> Tile:
+        """How a block divides its work."""
+        return self.forward.tile
+
+    @property
+    def accumulate(self) -> str:
+        """Element type of the running sums."""
+        return self.forward.accumulate
+
+    @property
+    def file(self) -> str:
+        """The source file that holds it."""
+        return f"backward_{self.family}.cuh"
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel in the compiled module."""
+        return f"cupy_flash_backward_{self.family}"
+
+    @property
+    def scores_only(self) -> bool:
+        """Whether P is all that it needs: of dv alone."""
+        sums = self.bias_sums or self.slope_sums or self.scale_sums
+        return not (self.first or self.pairs or sums)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of dynamic shared memory of a block, as the kernel lays it out."""
+        if self.family == "sm80":
+            return self._sm80_bytes()
+        return 0
+
+    def _sm80_bytes(self) -> int:
+        tile, forward = self.tile, self.forward
+        itemsize = ITEMSIZE[forward.q]
+        d, p = forward.head_dim * itemsize, forward.head_dim_v * itemsize
+        own = tile.block_m * (d if self.scores_only else d + p)
+        if self.second:
+            # In the end dv takes the place of the tiles.
+            own = max(own, tile.block_m * (p + (d if self.first else 0)))
+        others = tile.block_n * (d + p + (STATISTICS_BYTES if self.keys else 0))
+        bias = self._score_tile(forward.bias_along, STORED_BYTES.get(forward.bias or "", 4))
+        mask = self._score_tile(forward.mask, 1)
+        return own + tile.stages * others + bias + mask + SM80_WORK_BYTES
+
+    def _score_tile(self, along: str | None, itemsize: int) -> int:
+        """Return the bytes of a tile of the mask or the bias (sm80)."""
+        if along is None:
+            return 0
+        rows, keys = self.tile.block_m, self.tile.block_n
+        if self.keys:
+            rows, keys = keys, rows
+        return max((rows if along == "pairs" else 1) * keys * itemsize, 128)
+
+    def __str__(self) -> str:
+        """Say the variant in one line, for logs and errors."""
+        wanted = {
+            "dk" if self.keys else "dq": self.first,
+            "dv": self.second,
+            "dbias": self.pairs,
+            "sums of dbias": self.bias_sums,
+            "sums of dslope": self.slope_sums,
+            "sums of dscale": self.scale_sums,
+        }
+        listing = ", ".join(name for name, given in wanted.items() if given)
+        return f"{listing} by backward_{str(self.forward).removeprefix('forward_')}"
+
+
+@dataclass(frozen=True)
+class StatisticsVariant:
+    """The kernel of each row's lse and delta.
+
+    Attributes
+    ----------
+    arch : int
+    dtype : str
+        Element type of o and do.
+    sinks : str or None
+        Element type of the sinks, if their gradient is asked for.
+    lanes : int
+        Lanes that share a row.
+    pack : int
+        Elements that a lane loads at once.
+    """
+
+    arch: int
+    dtype: str
+    sinks: str | None
+    lanes: int
+    pack: int
+    call = "attention_backward"
+    family = "statistics"
+    file = "backward_statistics.cuh"
+    entry = "cupy_flash_backward_statistics"
+    shared_memory = 0
+
+    @property
+    def accumulate(self) -> str:
+        """Element type of the running sums."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def tile(self) -> Tile:
+        """How a block divides its work: `block_m` rows."""
+        threads = 256
+        return Tile(threads // self.lanes, 1, threads, 1)
+
+    def __str__(self) -> str:
+        """Say the variant in one line, for logs and errors."""
+        return f"backward_statistics {self.dtype} sm_{self.arch}"
+
+
+@dataclass(frozen=True)
+class SumVariant:
+    """The kernel that sums what rows, keys or entries have of a gradient.
+
+    Attributes
+    ----------
+    arch : int
+    source, target : str
+        Element types.
+    team : bool
+        Whether the threads of a block share a sum.
+    """
+
+    arch: int
+    source: str
+    target: str
+    team: bool
+    call = "attention_backward"
+    family = "sum"
+    file = "backward_sum.cuh"
+    entry = "cupy_flash_backward_sum"
+    shared_memory = SUM_BYTES
+    tile = Tile(1, 1, 256, 1)
+
+    def __str__(self) -> str:
+        """Say the variant in one line, for logs and errors."""
+        return f"backward_sum {self.source} to {self.target} sm_{self.arch}"
