@@ -46,6 +46,14 @@ struct TileMask {
     return r < rows ? last : 0;
   }
 
+  // The same seen from key j: the rows from this one on see it, those before the other one. In tiles of rows
+  // that begin before row 0, rows below too.
+  __device__ __forceinline__ int row_begin(int j) const { return Config::kRight ? j - right : 0; }
+  __device__ __forceinline__ int row_end(int j) const {
+    const int last = Config::kLeft ? minimum(rows, j - left + 1) : rows;
+    return j < keys ? last : 0;
+  }
+
   __device__ __forceinline__ bool visible(int r, int j) const {
     return (!Config::kLeft || j >= begin(r)) && j < end(r);
   }

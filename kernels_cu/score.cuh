@@ -70,6 +70,9 @@ struct Score {
     return kAlibi ? multiply_add(x, scale, -slope * magnitude(distance)) : x * scale;
   }
 
+  // The derivative of tanh where it is t.
+  static __device__ __forceinline__ A cap_slope(A t) { return (A(1) - t) * (A(1) + t); }
+
   // Chosen, not multiplied, so that a NaN of a hidden pair goes.
   static __device__ __forceinline__ A masked(A score, bool visible) {
     return visible ? score : -Limits<A>::infinity();

@@ -64,15 +64,7 @@ __device__ __forceinline__ void copy_scores(const typename Block::Work& work, co
                                             const Matrix<T>& array, int key, int unit) {
   const int keys = work.sees.keys - key;
   if (keys <= 0) return;
-  const int rows = ToTile::kRows > 1 ? work.rows : 1;
-  if (Stored<T>::kSame && unit == 16) {
-    TileCopy<T, ToTile, Block::kThreads, 16>::run(tile, array, 0, rows, keys);
-  } else if (Stored<T>::kSame && unit == 4) {
-    TileCopy<T, ToTile, Block::kThreads, 4>::run(tile, array, 0, rows, keys);
-  } else {
-    constexpr int kBatch = 16 / ToTile::kPieceElements;
-    TileCopy<T, ToTile, Block::kThreads, 1, kBatch>::run(tile, array, 0, rows, keys);
-  }
+  copy_score_tile<Block::kThreads>(tile, array, ToTile::kRows > 1 ? work.rows : 1, keys, unit);
 }
 
 template <class Config, class Work>

@@ -40,12 +40,15 @@ struct Stored<unsigned char> {
   static __device__ __forceinline__ Type of(unsigned char value) { return value; }
 };
 
-// Two neighbours, read from a multiple of their size.
+// Two neighbours, read from a multiple of their size, or two elements from anywhere.
 template <class T>
 struct StoredPair {
   Words2 words;
 
   __device__ __forceinline__ void load(unsigned address) { words = load_shared<Words2>(address); }
+  __device__ __forceinline__ void load(unsigned first, unsigned second) {
+    words = {{load_shared<unsigned>(first), load_shared<unsigned>(second)}};
+  }
   __device__ __forceinline__ float value(int i) const { return __uint_as_float(words.word[i]); }
 };
 
@@ -54,6 +57,10 @@ struct StoredPairOf16Bits {
   unsigned bits;
 
   __device__ __forceinline__ void load(unsigned address) { bits = load_shared<unsigned>(address); }
+  __device__ __forceinline__ void load(unsigned first, unsigned second) {
+    bits = load_shared<unsigned short>(first) |
+           static_cast<unsigned>(load_shared<unsigned short>(second)) << 16;
+  }
   __device__ __forceinline__ float value(int i) const {
     return to_float(T{static_cast<unsigned short>(bits >> 16 * i)});
   }
@@ -70,6 +77,10 @@ struct StoredPair<unsigned char> {
 
   __device__ __forceinline__ void load(unsigned address) {
     bits = load_shared<unsigned short>(address);
+  }
+  __device__ __forceinline__ void load(unsigned first, unsigned second) {
+    bits = load_shared<unsigned char>(first) |
+           static_cast<unsigned>(load_shared<unsigned char>(second)) << 8;
   }
   __device__ __forceinline__ bool given(int i) const { return (bits >> 8 * i & 0xffu) != 0; }
   __device__ __forceinline__ float value(int i) const {

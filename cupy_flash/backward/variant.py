@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cupy_flash.variant import ITEMSIZE, STORED_BYTES, Tile, Variant
 
 # What a block of sm80 keeps in shared memory beside its tiles.
-SM80_WORK_BYTES = 256
+SM80_WORK_BYTES = 384
 # Bytes of a row's statistics in float32: lse and delta.
 STATISTICS_BYTES = 8
 # Bytes of shared memory in which the warps of a block put their parts of a sum.

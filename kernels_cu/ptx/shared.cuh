@@ -71,6 +71,13 @@ __device__ __forceinline__ unsigned short load_shared<unsigned short>(unsigned a
   return static_cast<unsigned short>(value);
 }
 
+template <>
+__device__ __forceinline__ unsigned char load_shared<unsigned char>(unsigned address) {
+  unsigned value;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return static_cast<unsigned char>(value);
+}
+
 __device__ __forceinline__ void store_shared(unsigned address, const Words4& words) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
                :

@@ -1,0 +1,389 @@
+// Gradients of attention on the tensor cores (mma.sync), for 16-bit elements, d and p to 256, Ampere and
+// newer.
+//
+// A block has the gradients of its own rows (dQ), or of its own keys (dK, dV), in registers, and lets the
+// others pass by: for each tile of them a warp multiplies S and dP, makes P and dS of them, and adds their
+// products to its gradients. Of keys S is transposed, so that P and dS are as they lie the left factors of
+// dV = P^T dO and dK = dS^T Q, as those of rows are of dQ = dS K. No gradient has two blocks that add to it:
+// all sums have one order, at the price of multiplying S and dP once for rows and once for keys.
+#pragma once
+
+#include "backward_params.cuh"
+#include "backward_schedule.cuh"
+#include "fragments.cuh"
+#include "ptx/async_copy.cuh"
+#include "ptx/opaque.cuh"
+#include "sm80_backward_block.cuh"
+#include "sm80_backward_scores.cuh"
+#include "sm80_epilogue.cuh"
+#include "types.cuh"
+
+// The fragments of an own matrix, read again for every tile.
+template <class Block, class OwnTile>
+struct OwnFragments {
+  unsigned address;
+
+  __device__ __forceinline__ OwnFragments(const Block& block, const OwnTile& tile)
+      : address(tile.at(block.warp_row() + block.lane() % 16, block.lane() / 16)) {}
+
+  __device__ __forceinline__ void operator()(int tile, int step, unsigned (&a)[4]) const {
+    load_matrix(OwnTile::further(address, step, 16 * tile), a);
+  }
+};
+
+// Starts the copies of the own rows, or keys, that exist in an entry.
+template <class Config, class Block>
+__device__ __forceinline__ void copy_own(const BackwardParams& params, const Block& block,
+                                         const typename Block::Work& work) {
+  using T = typename Block::T;
+  const Params& forward = params.forward;
+  const Tile& entry = work.entry;
+  const long long begin = work.own.begin;
+  const long long head = Config::kOfKeys ? quotient(entry.head, forward.group) : entry.head;
+  const Operand& first = Config::kOfKeys ? forward.k : forward.q;
+  const Operand& second = Config::kOfKeys ? forward.v : params.d_o;
+  const long long extent = Config::kOfKeys ? entry.extent.keys : entry.extent.rows;
+  const int count = static_cast<int>(minimum(work.own.end, extent) - begin);
+  TileCopy<T, typename Block::OwnFirst, Block::kThreads, Config::kUnit>::run(
+      block.own_first(), {entry_of<const T>(first, entry, head), first.row, first.column}, begin,
+      count, static_cast<int>(forward.d));
+  if constexpr (Block::kDerivative) {
+    TileCopy<T, typename Block::OwnSecond, Block::kThreads, Config::kUnit>::run(
+        block.own_second(), {entry_of<const T>(second, entry, head), second.row, second.column},
+        begin, count, static_cast<int>(forward.p));
+  }
+}
+
+// Brings the factor of q into the own first matrix, which is as good.
+template <class Config, class Block>
+__device__ __forceinline__ void scale_own(const BackwardParams& params, const Block& block) {
+  const float factor = static_cast<float>(params.forward.scale_q);
+  if (factor == 1.0f) return;
+  const Operand& first = Config::kOfKeys ? params.forward.k : params.forward.q;
+  wait_async<0>();
+  TileCopy<typename Block::T, typename Block::OwnFirst, Block::kThreads, Config::kUnit>::scale(
+      block.own_first(), {nullptr, first.row, first.column}, factor);
+}
+
+// Starts the copies of the others from `at` on, if there are any.
+template <bool kSkip, class Config, class Block>
+__device__ __forceinline__ void copy_others(const BackwardParams& params, const Block& block,
+                                            const typename Block::Work& work, int at, int stage) {
+  using T = typename Block::T;
+  const Params& forward = params.forward;
+  const Operand& first = Config::kOfKeys ? forward.q : forward.k;
+  const Operand& second = Config::kOfKeys ? params.d_o : forward.v;
+  const int others = work.others - at;
+  if (others > 0) {
+    const int skipped = kSkip ? work.skipped - at : 0;
+    TileCopy<T, typename Block::First, Block::kThreads, Config::kUnit>::template run<kSkip>(
+        block.first(stage), {work.first, first.row, first.column}, at, others,
+        static_cast<int>(forward.d), skipped);
+    TileCopy<T, typename Block::Second, Block::kThreads, Config::kUnit>::template run<kSkip>(
+        block.second(stage), {work.second, second.row, second.column}, at, others,
+        static_cast<int>(forward.p), skipped);
+    // Two of them to a copy; there are as many as rows of whole tiles.
+    const int pair = opaque(static_cast<int>(threadIdx.x));
+    if (Config::kOfKeys && pair < Block::kOthers / 2) {
+      copy_async<16>(block.statistics(stage) + pair * 16, work.statistics + at + pair * 2, true);
+    }
+  }
+  commit_async();
+}
+
+template <class Config, class Block>
+__device__ __forceinline__ void copy_arrays(const Params& forward, const Block& block, int at) {
+  const auto& work = block.work();
+  const long long row = Config::kOfKeys ? at : 0;
+  const long long key = Config::kOfKeys ? 0 : at;
+  const int rows = Config::kOfKeys ? work.others - at : work.own_count;
+  const int keys = Config::kOfKeys ? work.own_count : work.others - at;
+  const auto arrays = ScoreArrays<Config>::at(forward, work.mask, work.bias).from(row, key);
+  if constexpr (Config::kMask) {
+    copy_score_tile<Block::kThreads>(block.mask(), arrays.mask, Config::kMaskRows ? rows : 1, keys,
+                                     work.mask_unit);
+  }
+  if constexpr (Score<Config>::kBias) {
+    copy_score_tile<Block::kThreads>(block.bias(), arrays.bias, Config::kBiasRows ? rows : 1, keys,
+                                     work.bias_unit);
+  }
+  commit_async();
+}
+
+// Zeroes the others in a stage that no row, or key, of the own sees: 0 times NaN is NaN.
+template <class Config, class Block>
+__device__ __forceinline__ void clear_hidden_others(const Params& forward, const Block& block, int at,
+                                                    int stage) {
+  const auto& work = block.work();
+  const auto arrays = ScoreArrays<Config>::at(forward, work.mask, work.bias);
+#pragma unroll 1
+  for (int other = threadIdx.x; other < Block::kOthers; other += Block::kThreads) {
+    bool seen = false;
+#pragma unroll 1
+    for (int own = 0; own < work.own_count && !seen; ++own) {
+      const int row = Config::kOfKeys ? at + other : own;
+      const int key = Config::kOfKeys ? own : at + other;
+      seen = work.sees.visible(row, key) && arrays(row, key).visible;
+    }
+    if (seen) continue;
+#pragma unroll 1
+    for (int piece = 0; piece < Block::First::kPieces; ++piece) {
+      store_shared(block.first(stage).at(other, piece), Words4{});
+    }
+#pragma unroll 1
+    for (int piece = 0; piece < Block::Second::kPieces; ++piece) {
+      store_shared(block.second(stage).at(other, piece), Words4{});
+    }
+  }
+}
+
+// The sums that a warp has of its own rows' or keys' gradients.
+template <class Config, class Block>
+struct Gradients {
+  typename Block::FirstSums first;
+  typename Either<Config::kSecond, typename Block::SecondSums, RegisterTile<float, 1, 1>>::Type second;
+
+  __device__ __forceinline__ void clear() {
+    if constexpr (Config::kFirst) first.clear();
+    if constexpr (Config::kSecond) second.clear();
+  }
+
+  // Whether a thread's share of them is finite: 0 times anything else isn't 0.
+  __device__ __forceinline__ bool finite() {
+    float zero = 0.0f;
+    if constexpr (Config::kFirst) zero = multiples_of_zero(first, zero);
+    if constexpr (Config::kSecond) zero = multiples_of_zero(second, zero);
+    return zero == 0.0f;
+  }
+
+ private:
+  template <class Sums>
+  static __device__ __forceinline__ float multiples_of_zero(Sums& sums, float zero) {
+#pragma unroll
+    for (int r = 0; r < Sums::kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < Sums::kColumns; ++c) zero = multiply_add(sums(r, c), 0.0f, zero);
+    }
+    return zero;
+  }
+};
+
+template <class Config, class Block>
+__device__ __forceinline__ PairGradients<Config> pair_gradients(const BackwardParams& params,
+                                                                const Block& block, int at,
+                                                                long long share) {
+  PairGradients<Config> pairs = {};
+  if constexpr (Config::kPairs) {
+    const auto& work = block.work();
+    const Operand& dbias = params.dbias;
+    const long long row = work.own.begin + block.warp_row();
+    // Where the first tile of keys begins.
+    const long long key = row + work.entry.extent.offset - work.place - block.warp_row() + at;
+    pairs = {own_entry_of<typename Config::DBias>(dbias, work.own) + row * dbias.row +
+                 key * dbias.column,
+             dbias.row,
+             dbias.column,
+             work.own_count - block.warp_row(),
+             static_cast<int>(minimum(work.own.chunk.end - key, static_cast<long long>(Block::kOthers))),
+             share > 0};
+  }
+  return pairs;
+}
+
+// Adds what one entry has of the gradients. The first others are on their way.
+template <class Config, class Block>
+__device__ __forceinline__ void add_entry(const BackwardParams& params, const Block& block,
+                                          long long share, Gradients<Config, Block>& gradients,
+                                          OthersSums<Config, Block::Scores::kRows>& sums) {
+  using T = typename Block::T;
+  using Scores = typename Block::Scores;
+  constexpr bool kTwoStages = Block::kStages == 2;
+  constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
+  static_assert(Block::kStages == 1 || kTwoStages, "one tile on its way at most");
+  const ThreadStatistics<Config, Block> of_thread(block);
+  const int others = block.work().others;
+  int stage = 0;
+  for (int at = 0; at < others; at += Block::kOthers) {
+    wait_async<0>();
+    __syncthreads();
+    if constexpr (Block::kArrays) copy_arrays<Config>(params.forward, block, at);
+    if constexpr (kTwoStages) {
+      copy_others<false, Config>(params, block, block.work(), at + Block::kOthers, stage ^ 1);
+    }
+    if (Block::kArrays && block.work().careful) {
+      clear_hidden_others<Config>(params.forward, block, at, stage);
+      __syncthreads();
+    }
+    const PairGradients<Config> pairs = pair_gradients<Config>(params, block, at, share);
+#pragma unroll
+    for (int column = 0; column < Block::kOthers; column += Block::kStep) {
+      const typename Block::StepFirst first = {block.first(stage).base + column * Block::First::kPitch};
+      const typename Block::StepSecond second = {block.second(stage).base +
+                                                 column * Block::Second::kPitch};
+      // A warp may see nothing of what other rows of the block see.
+      const TileMask<Config> sees = Config::kOfKeys
+                                        ? block.work().sees.from(at + column, block.warp_row())
+                                        : block.work().sees.from(block.warp_row(), at + column);
+      bool idle, all;
+      if constexpr (Config::kOfKeys) {
+        idle = !sees.template any_visible<Block::kStep, Block::kWarpRows>();
+        all = sees.template all_visible<Block::kStep, Block::kWarpRows>();
+      } else {
+        idle = !sees.template any_visible<Block::kWarpRows, Block::kStep>();
+        all = sees.template all_visible<Block::kWarpRows, Block::kStep>();
+      }
+      Scores S, dP;
+      if (!idle) {
+        S.clear();
+        product_qk<T>(OwnFragments<Block, typename Block::OwnFirst>(block, block.own_first()), first,
+                      block.lane(), S);
+        if constexpr (Block::kDerivative) {
+          dP.clear();
+          product_qk<T>(OwnFragments<Block, typename Block::OwnSecond>(block, block.own_second()),
+                        second, block.lane(), dP);
+        }
+      }
+      if (Block::kArrays && column == 0) {
+        wait_async<kTwoStages ? 1 : 0>();
+        __syncthreads();
+      }
+      if (idle) {
+        if (Config::kPairs && share == 0) store_no_gradients(block, column, pairs);
+        continue;
+      }
+      if (all && !(Block::kArrays && block.work().careful)) {
+        differentiate<false>(params.forward, block, sees, at, column, block.statistics(stage),
+                             of_thread, pairs, sums, S, dP);
+      } else {
+        differentiate<true>(params.forward, block, sees, at, column, block.statistics(stage),
+                            of_thread, pairs, sums, S, dP);
+      }
+      if constexpr (Config::kSecond) product_pv<T>(S, second, block.lane(), gradients.second);
+      if constexpr (Config::kFirst) product_pv<T>(dP, first, block.lane(), gradients.first);
+    }
+    if constexpr (kTwoStages) {
+      stage ^= 1;
+    } else {
+      __syncthreads();
+      copy_others<false, Config>(params, block, block.work(), at + Block::kOthers, 0);
+    }
+  }
+}
+
+// Zeroes the gradients of an own tile's pairs with keys of its chunk that no tile of the first entry has.
+template <class Config, class Block>
+__device__ __forceinline__ void store_no_pairs(const BackwardParams& params, const Block& block) {
+  using Element = typename Config::DBias;
+  const auto& work = block.work();
+  const OwnTile& own = work.own;
+  const long long first = own.begin + work.entry.extent.offset - work.place;
+  const long long tiles = (work.others + Block::kOthers - 1) / Block::kOthers;
+  const long long behind = minimum(first + tiles * Block::kOthers, own.chunk.end);
+  Element* dbias = own_entry_of<Element>(params.dbias, own);
+  for (int row = threadIdx.x / 32; row < work.own_count; row += Block::kWarps) {
+    Element* of_row = dbias + (own.begin + row) * params.dbias.row;
+    for (long long key = own.chunk.begin + block.lane(); key < own.chunk.end; key += 32) {
+      if (tiles > 0 && key >= first && key < behind) continue;
+      store_global(of_row + key * params.dbias.column, Round<Element>::from(0.0f));
+    }
+  }
+}
+
+// Writes an entry's sums over the others, one number for each of the own rows or keys.
+template <class Config, class Block>
+__device__ __forceinline__ void store_sums(const Operand& operand, float (&sums)[Block::Scores::kRows],
+                                           const Block& block, float factor) {
+  using Scores = typename Block::Scores;
+  const auto& work = block.work();
+  float* target = entry_of<float>(operand, work.entry, work.entry.head) + work.own.begin;
+#pragma unroll
+  for (int r = 0; r < Scores::kRows; ++r) {
+    const float sum = lanes_sum<float, Scores::kLanes>(sums[r]) * factor;
+    const int row = block.warp_row() + Scores::row_of(block.lane(), r);
+    if (block.lane() % Scores::kLanes == 0 && row < work.own_count) store_global(target + row, sum);
+  }
+}
+
+// Writes a warp's gradients times a factor, by way of its rows of an own tile, which no other warp reads.
+template <class T, class OwnTile, class Block, class Sums>
+__device__ __forceinline__ void store_gradients(const Block& block, const OwnTile& tile,
+                                                const Operand& operand, T* target, int columns,
+                                                float factor, Sums& sums) {
+  using Tile = MatrixTile<Block::kWarpRows, OwnTile::kColumns>;
+  const Tile shared = {tile.base + block.warp_row() * OwnTile::kPitch};
+#pragma unroll
+  for (int r = 0; r < Sums::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < Sums::kColumns; c += 2) {
+      const int column = Sums::column_of(block.lane(), c);
+      store_shared(shared.at(Sums::row_of(block.lane(), r), column / 8) + column % 8 * 2,
+                   pack_pair<T>(sums(r, c) * factor, sums(r, c + 1) * factor));
+    }
+  }
+  __syncwarp();
+  const auto& work = block.work();
+  store_tile(shared, target + (work.own.begin + block.warp_row()) * operand.row, operand,
+             work.own_count - block.warp_row(), columns);
+}
+
+template <class Config>
+__device__ __forceinline__ void backward_sm80(const BackwardParams& params) {
+  using Block = Sm80BackwardBlock<Config>;
+  using T = typename Block::T;
+  constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
+  const Block block;
+  const Params& forward = params.forward;
+  BackwardSchedule<Config> schedule(params);
+  OwnTile own;
+  while (schedule.next(own)) {
+    Gradients<Config, Block> gradients;
+    bool careful = false;
+    for (;;) {
+      gradients.clear();
+      for (int share = 0; share < params.shares; ++share) {
+        // All threads compute it, so that the copies are on their way before a barrier.
+        const typename Block::Work work =
+            work_on<Config>(schedule, schedule.current(), share, careful);
+        copy_own<Config>(params, block, work);
+        copy_others<kSkip, Config>(params, block, work, 0, 0);
+        if (threadIdx.x == 0) block.work() = work;
+        scale_own<Config>(params, block);
+        __syncthreads();
+        if (Config::kPairs && share == 0) store_no_pairs<Config>(params, block);
+        OthersSums<Config, Block::Scores::kRows> sums;
+        add_entry<Config>(params, block, share, gradients, sums);
+        if constexpr (Config::kBiasSums) store_sums<Config>(params.bias_sums, sums.bias, block, 1.0f);
+        if constexpr (Config::kSlopeSums) store_sums<Config>(params.slope_sums, sums.slope, block, 1.0f);
+        if constexpr (Config::kScaleSums) {
+          const float inverse = 1.0f / static_cast<float>(forward.scale_q);
+          store_sums<Config>(params.scale_sums, sums.scale, block, inverse);
+        }
+        wait_async<0>();
+        __syncthreads();
+      }
+      if (!Block::kArrays || careful) break;
+      careful = __any_sync(0xffffffffu, __syncthreads_or(!gradients.finite()));
+      if (!careful) break;
+    }
+    if constexpr (Config::kFirst || Config::kSecond) {
+      // Without entries nobody wrote down where the block is.
+      if (params.shares == 0) {
+        if (threadIdx.x == 0) block.work() = without_entries<Config>(schedule);
+        __syncthreads();
+      }
+      const OwnTile& done = block.work().own;
+      if constexpr (Config::kFirst) {
+        const Operand& operand = Config::kOfKeys ? params.dk : params.dq;
+        const float scale = static_cast<float>(forward.scale_s * forward.scale_q);
+        store_gradients(block, block.own_first(), operand, own_entry_of<T>(operand, done),
+                        static_cast<int>(forward.d), scale, gradients.first);
+      }
+      if constexpr (Config::kSecond) {
+        constexpr float kUnscale = is_float16<T> ? 0x1p-15f : 1.0f;
+        store_gradients(block, block.own_second(), params.dv, own_entry_of<T>(params.dv, done),
+                        static_cast<int>(forward.p), kUnscale, gradients.second);
+      }
+    }
+    __syncthreads();
+  }
+}

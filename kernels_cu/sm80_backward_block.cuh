@@ -1,0 +1,189 @@
+// What a block of sm80 is in the backward pass: the tiles of its own rows or keys, the others that pass by,
+// and where it is.
+#pragma once
+
+#include "backward_params.cuh"
+#include "backward_schedule.cuh"
+#include "fragments.cuh"
+#include "mask.cuh"
+#include "matrix_tile.cuh"
+#include "schedule.cuh"
+#include "score.cuh"
+#include "score_arrays.cuh"
+#include "score_tile.cuh"
+#include "sm80_block.cuh"
+#include "types.cuh"
+
+template <bool kFirst, class First, class Second>
+struct Either {
+  using Type = First;
+};
+template <class First, class Second>
+struct Either<false, First, Second> {
+  using Type = Second;
+};
+
+// Of rows the own matrices are Q and dO, and those of the others K and V; of keys it is the other way
+// round. "First" is what scores are the products of, "second" what dP is.
+template <class Config>
+struct Sm80BackwardBlock {
+  using T = typename Config::QType;
+  static constexpr bool kOfKeys = Config::kOfKeys;
+  // Whether dP is needed, and not P alone.
+  static constexpr bool kDerivative = Config::kFirst || Config::kPairs || Config::kBiasSums ||
+                                      Config::kSlopeSums || Config::kScaleSums;
+  static constexpr bool kArrays = Config::kMask || Score<Config>::kBias;
+  static constexpr int kWarps = Config::kWarps;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kWarpRows = Config::kBlockM / kWarps;
+  static constexpr int kTiles = kWarpRows / 16;
+  static constexpr int kOthers = Config::kBlockN;
+  static constexpr int kStep = Config::kStep;  // others whose scores are in registers at a time
+
+  using OwnFirst = MatrixTile<Config::kBlockM, Config::kHeadDim>;
+  using OwnSecond = MatrixTile<Config::kBlockM, Config::kHeadDimV>;
+  using First = MatrixTile<kOthers, Config::kHeadDim>;
+  using Second = MatrixTile<kOthers, Config::kHeadDimV>;
+  using StepFirst = MatrixTile<kStep, Config::kHeadDim>;
+  using StepSecond = MatrixTile<kStep, Config::kHeadDimV>;
+  using Scores = Accumulators<kTiles, kStep>;
+  using FirstSums = Accumulators<kTiles, Config::kHeadDim>;
+  using SecondSums = Accumulators<kTiles, Config::kHeadDimV>;
+
+  // Of the mask and the bias, rows by keys as they are in memory.
+  static constexpr int kTileRows = kOfKeys ? kOthers : Config::kBlockM;
+  static constexpr int kTileKeys = kOfKeys ? Config::kBlockM : kOthers;
+  using Bias = typename Config::Bias;
+  using MaskTile = ScoreTile<unsigned char, Config::kMaskRows ? kTileRows : 1, kTileKeys>;
+  using BiasTile = ScoreTile<Bias, Config::kBiasRows ? kTileRows : 1, kTileKeys>;
+  template <class Element, class Tile>
+  using Reader = typename Either<kOfKeys, TransposedScoreReader<Element, Tile, Scores>,
+                                 ScoreReader<Element, Tile, Scores>>::Type;
+
+  // What the block is at, of the entry whose share it adds. In shared memory, for every register counts in
+  // the loop. Others count from the first one of the first tile.
+  struct Work {
+    OwnTile own;
+    Tile entry;
+    int own_count;   // rows or keys of the own tile
+    int others;      // how many pass by
+    int skipped;     // of the first tile that nobody of the own sees
+    bool careful;    // whether what hidden pairs have may be NaN
+    const T* first;  // row of the first other
+    const T* second;
+    const Statistics<float>* statistics;  // of the own row 0, or of the first other
+    TileMask<Config> sees;                // from the first row and key of the tile on
+    long long place;                      // of the first row, less the first key: ALiBi's distance
+    long long mask;                       // the element of the first row and key
+    long long bias;
+    int mask_unit;
+    int bias_unit;
+    Score<Config> score;
+  };
+
+  static constexpr int kOwnBytes = OwnFirst::kBytes + (kDerivative ? OwnSecond::kBytes : 0);
+  // In the end the gradients take the places of the own tiles.
+  static constexpr int kSecondOffset = Config::kFirst || kDerivative ? OwnFirst::kBytes : 0;
+  static constexpr int kGradientBytes = Config::kSecond ? kSecondOffset + OwnSecond::kBytes : 0;
+  static constexpr int kStages = Config::kStages;
+  static constexpr int kStageOffset = kOwnBytes > kGradientBytes ? kOwnBytes : kGradientBytes;
+  static constexpr int kStatisticsOffset = First::kBytes + Second::kBytes;
+  static constexpr int kStageBytes =
+      kStatisticsOffset + (kOfKeys ? kOthers * static_cast<int>(sizeof(Statistics<float>)) : 0);
+  static constexpr int kBiasOffset = kStageOffset + kStages * kStageBytes;
+  static constexpr int kMaskOffset = kBiasOffset + (Score<Config>::kBias ? BiasTile::kBytes : 0);
+  static constexpr int kWorkOffset = kMaskOffset + (Config::kMask ? MaskTile::kBytes : 0);
+  static constexpr int kWorkBytes = 384;
+  static_assert(kWorkOffset + kWorkBytes == Config::kSharedMemory,
+                "backward/variant.py: BackwardVariant.shared_memory");
+  static_assert(sizeof(Work) <= kWorkBytes, "the rest of shared memory");
+  static_assert(kWarpRows == 16 || kWarpRows == 32, "a warp holds one or two fragments of rows");
+  static_assert(kOthers % kStep == 0 && kStatisticsRows % kOthers == 0, "steps and tiles divide");
+
+  unsigned shared = shared_address(shared_memory());
+
+  __device__ __forceinline__ Work& work() const {
+    return *reinterpret_cast<Work*>(shared_memory() + kWorkOffset);
+  }
+  __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+  // The warp's first own row or key.
+  __device__ __forceinline__ int warp_row() const { return threadIdx.x / 32 * kWarpRows; }
+
+  __device__ __forceinline__ OwnFirst own_first() const { return {shared}; }
+  __device__ __forceinline__ OwnSecond own_second() const { return {shared + kSecondOffset}; }
+  __device__ __forceinline__ First first(int stage) const {
+    return {shared + kStageOffset + stage * kStageBytes};
+  }
+  __device__ __forceinline__ Second second(int stage) const {
+    return {shared + kStageOffset + stage * kStageBytes + First::kBytes};
+  }
+  // Of keys: the statistics of the rows that pass by.
+  __device__ __forceinline__ unsigned statistics(int stage) const {
+    return shared + kStageOffset + stage * kStageBytes + kStatisticsOffset;
+  }
+  __device__ __forceinline__ BiasTile bias() const { return {shared + kBiasOffset}; }
+  __device__ __forceinline__ MaskTile mask() const { return {shared + kMaskOffset}; }
+};
+
+// Where the share of one entry begins. `share` counts the entries that the own tile's gradients are of.
+template <class Config>
+__device__ __forceinline__ typename Sm80BackwardBlock<Config>::Work work_on(
+    const BackwardSchedule<Config>& schedule, const OwnTile& own, long long share, bool careful) {
+  using Block = Sm80BackwardBlock<Config>;
+  using T = typename Block::T;
+  const BackwardParams& params = schedule.params;
+  const Params& forward = params.forward;
+  typename Block::Work work = {};
+  work.own = own;
+  work.entry = schedule.entry(own, share);
+  work.careful = careful;
+  work.own_count = static_cast<int>(own.end - own.begin);
+  const Tile& entry = work.entry;
+  const Mask<Config> mask = {forward, entry.extent};
+  const long long kv_head = quotient(entry.head, forward.group);
+  const auto* statistics =
+      entry_of<const Statistics<float>>(params.statistics, entry, entry.head);
+  long long row = own.begin;
+  long long key = own.begin;
+  if constexpr (Config::kOfKeys) {
+    const RowRange rows = mask.rows_of(own.begin, own.end);
+    row = rows.begin & -static_cast<long long>(Block::kOthers);
+    work.others = static_cast<int>(rows.end - row);
+    work.skipped = static_cast<int>(rows.begin - row);
+    work.first = entry_of<const T>(forward.q, entry, entry.head) + row * forward.q.row;
+    work.second = entry_of<const T>(params.d_o, entry, entry.head) + row * params.d_o.row;
+  } else {
+    KeyRange keys = mask.keys_of(own.begin, own.end);
+    keys = {maximum(keys.begin, own.chunk.begin), minimum(keys.end, own.chunk.end)};
+    key = keys.begin & -static_cast<long long>(Block::kOthers);
+    work.others = static_cast<int>(maximum(keys.end - key, 0ll));
+    work.skipped = static_cast<int>(keys.begin - key);
+    work.first = entry_of<const T>(forward.k, entry, kv_head) + key * forward.k.row;
+    work.second = entry_of<const T>(forward.v, entry, kv_head) + key * forward.v.row;
+  }
+  work.statistics = statistics + row;
+  work.sees = mask.tile(row, key);
+  if (!Config::kOfKeys) work.sees.keys = work.others;
+  work.place = row + entry.extent.offset - key;
+  if (Config::kMask) {
+    work.mask = element_of(forward.mask, entry, row, key);
+    work.mask_unit = unit_of<unsigned char>(forward.mask, work.mask, forward.n);
+  }
+  if (Score<Config>::kBias) {
+    work.bias = element_of(forward.bias, entry, row, key);
+    work.bias_unit = unit_of<typename Config::Bias>(forward.bias, work.bias, forward.n);
+  }
+  work.score = Score<Config>(
+      forward, number_of_head<float, typename Config::Slopes>(forward.alibi_slopes, entry));
+  return work;
+}
+
+// The same where no entry has a share.
+template <class Config>
+__device__ __forceinline__ typename Sm80BackwardBlock<Config>::Work without_entries(
+    const BackwardSchedule<Config>& schedule) {
+  typename Sm80BackwardBlock<Config>::Work work = {};
+  work.own = schedule.current();
+  work.own_count = static_cast<int>(work.own.end - work.own.begin);
+  return work;
+}

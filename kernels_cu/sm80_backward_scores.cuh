@@ -1,0 +1,203 @@
+// What sm80 does in the backward pass between its products: makes P and dS of a warp's products S and dP.
+#pragma once
+
+#include "backward_params.cuh"
+#include "mask.cuh"
+#include "score.cuh"
+#include "score_arrays.cuh"
+#include "sm80_backward_block.cuh"
+#include "sm80_scores.cuh"
+#include "types.cuh"
+
+template <class T>
+constexpr bool is_float16 = false;
+template <>
+constexpr bool is_float16<Float16> = true;
+
+// What a thread has of sums over the others, for each of its own rows or keys; those not asked for take no
+// registers.
+template <class Config, int kRows>
+struct OthersSums {
+  float bias[Config::kBiasSums ? kRows : 1] = {};
+  float slope[Config::kSlopeSums ? kRows : 1] = {};
+  float scale[Config::kScaleSums ? kRows : 1] = {};
+};
+
+// Statistics of a thread's scores: of rows those of its own, which stay in registers.
+template <class Config, class Block>
+struct ThreadStatistics {
+  static constexpr int kRows = Config::kOfKeys ? 1 : Block::Scores::kRows;
+  Statistics<float> own[kRows];
+
+  __device__ __forceinline__ explicit ThreadStatistics(const Block& block) {
+    if constexpr (!Config::kOfKeys) {
+      const Statistics<float>* first = block.work().statistics + block.warp_row();
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        own[r] = load_global(first + Block::Scores::row_of(block.lane(), r));
+      }
+    }
+  }
+};
+
+// Those of a pair of columns.
+template <class Config, class Block>
+struct PairStatistics {
+  const ThreadStatistics<Config, Block>& of_thread;
+  Words4 words;
+
+  // `address` is that of the others' statistics in shared memory.
+  __device__ __forceinline__ PairStatistics(const ThreadStatistics<Config, Block>& of_thread,
+                                            unsigned address, int lane, int column)
+      : of_thread(of_thread) {
+    if constexpr (Config::kOfKeys) {
+      words = load_shared<Words4>(address + (column + Block::Scores::column_of(lane, 0)) * 8);
+    }
+  }
+
+  __device__ __forceinline__ float lse(int r, int i) const {
+    return Config::kOfKeys ? __uint_as_float(words.word[2 * i])
+                           : of_thread.own[Config::kOfKeys ? 0 : r].lse;
+  }
+  __device__ __forceinline__ float delta(int r, int i) const {
+    return Config::kOfKeys ? __uint_as_float(words.word[2 * i + 1])
+                           : of_thread.own[Config::kOfKeys ? 0 : r].delta;
+  }
+};
+
+// Of which columns a row of a warp's scores sees by its place, counted from the thread's first one.
+struct SeenColumns {
+  int begin;
+  int end;
+};
+
+template <class Config, class Block>
+__device__ __forceinline__ SeenColumns seen_columns(const TileMask<Config>& sees, int lane, int r) {
+  using Scores = typename Block::Scores;
+  const int row = Scores::row_of(lane, r);
+  const int first = Scores::column_of(lane, 0);
+  if (Config::kOfKeys) return {sees.row_begin(row) - first, sees.row_end(row) - first};
+  return {sees.begin(row) - first, sees.end(row) - first};
+}
+
+// Gradients of pairs of the bias go to global memory: those of an entry's rows and keys, one thread each.
+template <class Config>
+struct PairGradients {
+  using Element = typename Config::DBias;
+  Element* data;  // of the warp's first row and first key
+  long long row_stride;
+  long long column_stride;
+  int rows;  // how many exist
+  int keys;
+  bool adds;  // to those of entries before
+
+  __device__ __forceinline__ void store(int row, int key, float value) const {
+    if (row >= rows || key >= keys) return;
+    Element* element = data + row * row_stride + key * column_stride;
+    if (adds) value += Convert<float>::from(load_global(element));
+    store_global(element, Round<Element>::from(value));
+  }
+};
+
+// Replaces S by P and dP by dS, of a warp's products with the others from `column` of the stage on. kHides:
+// some may be hidden, by their places or, if the block is careful, by a bias of -inf whatever they hold.
+template <bool kHides, class Config, class Block>
+__device__ __forceinline__ void differentiate(const Params& forward, const Block& block,
+                                              const TileMask<Config>& sees, int at, int column,
+                                              unsigned statistics_address,
+                                              const ThreadStatistics<Config, Block>& of_thread,
+                                              const PairGradients<Config>& pairs,
+                                              OthersSums<Config, Block::Scores::kRows>& sums,
+                                              typename Block::Scores& S,
+                                              typename Block::Scores& dP) {
+  using Scores = typename Block::Scores;
+  using Bias = typename Config::Bias;
+  constexpr bool kBias = Score<Config>::kBias;
+  constexpr bool kAlibi = Score<Config>::kAlibi;
+  constexpr bool kDistance = kAlibi || Config::kSlopeSums;
+  // P of float16 carries a power of two (BackwardParams::p_exponent).
+  constexpr float kUnscale = is_float16<typename Block::T> ? 0x1p-15f : 1.0f;
+  const ThreadPlace<Block> place;
+  const Score<Config> score = block.work().score;
+  const float unit_log2 = static_cast<float>(forward.unit) * 1.4426950408889634f;
+  float distance = 0.0f;  // of the thread's first element
+  if constexpr (kDistance) {
+    const float own = static_cast<float>(place.row + Scores::row_of(place.lane, 0));
+    const float other = static_cast<float>(column + Scores::column_of(place.lane, 0));
+    distance = Config::kOfKeys ? static_cast<float>(block.work().place + at) + (other - own)
+                               : static_cast<float>(block.work().place - at) + (own - other);
+  }
+#pragma unroll
+  for (int pair = 0; pair < Scores::kColumns / 2; ++pair) {
+    const int offset = Scores::column_of(0, 2 * pair);
+    const PairStatistics<Config, Block> statistics(of_thread, statistics_address, place.lane,
+                                                   column + offset);
+#pragma unroll
+    for (int r = 0; r < Scores::kRows; ++r) {
+      StoredPair<unsigned char> shown;
+      if constexpr (Config::kMask) {
+        shown = typename Block::template Reader<unsigned char, typename Block::MaskTile>(
+            block.mask(), place, column)(r, pair);
+      }
+      StoredPair<typename Either<kBias, Bias, float>::Type> bias;
+      if constexpr (kBias) {
+        bias = typename Block::template Reader<Bias, typename Block::BiasTile>(block.bias(), place,
+                                                                               column)(r, pair);
+      }
+      const SeenColumns seen = kHides ? seen_columns<Config, Block>(sees, place.lane, r)
+                                      : SeenColumns{0, 0};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& s = S(r, 2 * pair + i);
+        float& dp = dP(r, 2 * pair + i);
+        const float product = s;
+        float added = 0.0f;
+        if constexpr (kBias) added = bias.value(i);
+        const float from_first = static_cast<float>(
+            Config::kOfKeys ? offset + i - Scores::row_of(0, r) : Scores::row_of(0, r) - offset - i);
+        const float d = kDistance ? distance + from_first : 0.0f;
+        float slope = 1.0f;
+        if constexpr (Config::kSoftcap) {
+          s = hyperbolic_tangent(s * score.factor);
+          slope = Score<Config>::cap_slope(s);
+        }
+        if constexpr (Score<Config>::kTerms) s = score.with_terms(s, added, d);
+        bool visible = true;
+        if constexpr (kHides) visible = offset + i >= seen.begin && offset + i < seen.end;
+        if constexpr (Config::kMask) visible = visible && shown.given(i);
+        if constexpr (kHides && kBias) visible = visible && added != -Limits<float>::infinity();
+        const float P = exp2_approx(multiply_add(s, unit_log2, -statistics.lse(r, i)));
+        s = visible ? P : 0.0f;
+        if constexpr (Block::kDerivative) {
+          const float dS = P * kUnscale * (dp - statistics.delta(r, i));
+          dp = visible ? dS : 0.0f;
+          if constexpr (Config::kPairs) {
+            pairs.store(Scores::row_of(place.lane, r), column + Scores::column_of(place.lane, 2 * pair + i), dp);
+          }
+          if constexpr (Config::kBiasSums) sums.bias[r] += dp;
+          if constexpr (Config::kSlopeSums) {
+            sums.slope[r] = multiply_add(-dp, magnitude(d), sums.slope[r]);
+          }
+          dp *= slope;
+          if constexpr (Config::kScaleSums) {
+            sums.scale[r] = multiply_add(dp, visible ? product : 0.0f, sums.scale[r]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// The gradients of a warp's pairs that nobody sees.
+template <class Config, class Block>
+__device__ __forceinline__ void store_no_gradients(const Block& block, int column,
+                                                   const PairGradients<Config>& pairs) {
+  using Scores = typename Block::Scores;
+#pragma unroll 1
+  for (int r = 0; r < Scores::kRows; ++r) {
+#pragma unroll 1
+    for (int c = 0; c < Scores::kColumns; ++c) {
+      pairs.store(Scores::row_of(block.lane(), r), column + Scores::column_of(block.lane(), c), 0.0f);
+    }
+  }
+}
