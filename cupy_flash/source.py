@@ -128,6 +128,7 @@ def _backward(variant: BackwardVariant) -> _Constants:
     sizes = forward.sizes | {"kSharedMemory": variant.shared_memory}
     if variant.family == "sm80":
         sizes |= {"kStep": variant.tile.chunk_n, "kStages": variant.tile.stages}
+        sizes |= {"kSplit": variant.tile.split}
     return _Constants(types, forward.flags | flags, sizes)
 
 

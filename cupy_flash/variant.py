@@ -28,6 +28,8 @@ class Tile:
         Blocks that a multiprocessor should hold at a time; bounds the registers of a thread.
     stages : int
         Tiles of what passes by that are in shared memory, or on their way (the backward pass).
+    split : int
+        Warps that share rows and take turns at columns (the backward pass).
     """
 
     block_m: int
@@ -38,6 +40,7 @@ class Tile:
     chunk_n: int = 0
     blocks: int = 1
     stages: int = 0
+    split: int = 1
 
     @property
     def threads(self) -> int:

@@ -65,30 +65,37 @@ __device__ __forceinline__ void scale_own(const BackwardParams& params, const Bl
       block.own_first(), {nullptr, first.row, first.column}, factor);
 }
 
-// Starts the copies of the others from `at` on, if there are any.
+// Starts the copy of one matrix of the others from `at` on, if there are any.
 template <bool kSkip, class Config, class Block>
-__device__ __forceinline__ void copy_others(const BackwardParams& params, const Block& block,
+__device__ __forceinline__ void copy_first(const BackwardParams& params, const Block& block,
+                                           const typename Block::Work& work, int at, int stage) {
+  const Operand& first = Config::kOfKeys ? params.forward.q : params.forward.k;
+  if (work.others <= at) return;
+  TileCopy<typename Block::T, typename Block::First, Block::kThreads, Config::kUnit>::template run<kSkip>(
+      block.first(stage), {work.first, first.row, first.column}, at, work.others - at,
+      static_cast<int>(params.forward.d), kSkip ? work.skipped - at : 0);
+}
+
+template <bool kSkip, class Config, class Block>
+__device__ __forceinline__ void copy_second(const BackwardParams& params, const Block& block,
                                             const typename Block::Work& work, int at, int stage) {
-  using T = typename Block::T;
-  const Params& forward = params.forward;
-  const Operand& first = Config::kOfKeys ? forward.q : forward.k;
-  const Operand& second = Config::kOfKeys ? params.d_o : forward.v;
-  const int others = work.others - at;
-  if (others > 0) {
-    const int skipped = kSkip ? work.skipped - at : 0;
-    TileCopy<T, typename Block::First, Block::kThreads, Config::kUnit>::template run<kSkip>(
-        block.first(stage), {work.first, first.row, first.column}, at, others,
-        static_cast<int>(forward.d), skipped);
-    TileCopy<T, typename Block::Second, Block::kThreads, Config::kUnit>::template run<kSkip>(
-        block.second(stage), {work.second, second.row, second.column}, at, others,
-        static_cast<int>(forward.p), skipped);
-    // Two of them to a copy; there are as many as rows of whole tiles.
+  const Operand& second = Config::kOfKeys ? params.d_o : params.forward.v;
+  if (work.others <= at) return;
+  TileCopy<typename Block::T, typename Block::Second, Block::kThreads, Config::kUnit>::template run<kSkip>(
+      block.second(stage), {work.second, second.row, second.column}, at, work.others - at,
+      static_cast<int>(params.forward.p), kSkip ? work.skipped - at : 0);
+}
+
+// Of keys: starts the copy of the statistics of a tile's rows, two to a piece. They reach to its end.
+template <class Config, class Block>
+__device__ __forceinline__ void copy_statistics(const Block& block, const typename Block::Work& work,
+                                                int at, int stage) {
+  if constexpr (Config::kOfKeys) {
     const int pair = opaque(static_cast<int>(threadIdx.x));
-    if (Config::kOfKeys && pair < Block::kOthers / 2) {
+    if (work.others > at && pair < Block::kOthers / 2) {
       copy_async<16>(block.statistics(stage) + pair * 16, work.statistics + at + pair * 2, true);
     }
   }
-  commit_async();
 }
 
 template <class Config, class Block>
@@ -190,6 +197,71 @@ __device__ __forceinline__ PairGradients<Config> pair_gradients(const BackwardPa
   return pairs;
 }
 
+// Waits for all copies, and until no warp reads what has been used.
+__device__ __forceinline__ void wait_for_copies() {
+  wait_async<0>();
+  __syncthreads();
+}
+
+// Writes a warp's P or dS, rounded, to where the warps that share its rows read it.
+template <class T, class Block>
+__device__ __forceinline__ void store_exchange(const Block& block, const typename Block::Exchange& tile,
+                                               typename Block::Scores& S) {
+  using Scores = typename Block::Scores;
+#pragma unroll
+  for (int r = 0; r < Scores::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < Scores::kColumns; c += 2) {
+      const int column = block.part() * Block::kStep + Scores::column_of(block.lane(), c);
+      store_shared(tile.at(block.warp_row() + Scores::row_of(block.lane(), r), column / 8) +
+                       column % 8 * 2,
+                   pack_pair<T>(S(r, c), S(r, c + 1)));
+    }
+  }
+}
+
+// Whether any of the warps that share a warp's rows sees something of a tile.
+template <class Block>
+__device__ __forceinline__ bool shares_see(const Block& block, int at) {
+  if constexpr (Block::kOfKeys) {
+    return block.work().sees.from(at, block.warp_row())
+        .template any_visible<Block::kOthers, Block::kWarpRows>();
+  } else {
+    return block.work().sees.from(block.warp_row(), at)
+        .template any_visible<Block::kWarpRows, Block::kOthers>();
+  }
+}
+
+// Adds the products of P, which is a warp's own or comes through shared memory, with the second matrix.
+template <class Config, class Block>
+__device__ __forceinline__ void add_second(const Block& block, const typename Block::Scores& P,
+                                           const typename Block::StepSecond& step, int stage,
+                                           typename Block::SecondSums& sums) {
+  using T = typename Block::T;
+  if constexpr (Block::kExchange) {
+    const OwnFragments<Block, typename Block::Exchange> left(block, block.exchange(Config::kFirst));
+    const int piece = block.part() * (Config::kHeadDimV / Block::kSplit / 8);
+    product_pv<T>(left, block.second(stage), piece, block.lane(), sums);
+  } else {
+    product_pv<T>(P, step, block.lane(), sums);
+  }
+}
+
+// The same of dS with the first one.
+template <class Config, class Block>
+__device__ __forceinline__ void add_first(const Block& block, const typename Block::Scores& dS,
+                                          const typename Block::StepFirst& step, int stage,
+                                          typename Block::FirstSums& sums) {
+  using T = typename Block::T;
+  if constexpr (Block::kExchange) {
+    const OwnFragments<Block, typename Block::Exchange> left(block, block.exchange(0));
+    const int piece = block.part() * (Config::kHeadDim / Block::kSplit / 8);
+    product_pv<T>(left, block.first(stage), piece, block.lane(), sums);
+  } else {
+    product_pv<T>(dS, step, block.lane(), sums);
+  }
+}
+
 // Adds what one entry has of the gradients. The first others are on their way.
 template <class Config, class Block>
 __device__ __forceinline__ void add_entry(const BackwardParams& params, const Block& block,
@@ -198,74 +270,103 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
   using T = typename Block::T;
   using Scores = typename Block::Scores;
   constexpr bool kTwoStages = Block::kStages == 2;
-  constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
   static_assert(Block::kStages == 1 || kTwoStages, "one tile on its way at most");
+  // Without a second stage the matrices of the next tile take the places of this one's when those are free:
+  // the second one as soon as the only step is done with it.
+  constexpr bool kOneStep = Block::kOthers == Block::kStep * Block::kSplit;
   const ThreadStatistics<Config, Block> of_thread(block);
   const int others = block.work().others;
   int stage = 0;
   for (int at = 0; at < others; at += Block::kOthers) {
-    wait_async<0>();
-    __syncthreads();
+    const auto& work = block.work();
+    const int next = at + Block::kOthers;
+    wait_for_copies();
     if constexpr (Block::kArrays) copy_arrays<Config>(params.forward, block, at);
     if constexpr (kTwoStages) {
-      copy_others<false, Config>(params, block, block.work(), at + Block::kOthers, stage ^ 1);
+      copy_first<false, Config>(params, block, work, next, stage ^ 1);
+      copy_second<false, Config>(params, block, work, next, stage ^ 1);
+      if (!Block::kExchange) copy_statistics<Config>(block, work, next, stage ^ 1);
+    } else if (at > 0) {
+      copy_first<false, Config>(params, block, work, at, 0);
+      if (!Block::kExchange) copy_statistics<Config>(block, work, at, 0);
     }
-    if (Block::kArrays && block.work().careful) {
-      clear_hidden_others<Config>(params.forward, block, at, stage);
-      __syncthreads();
-    }
+    commit_async();
     const PairGradients<Config> pairs = pair_gradients<Config>(params, block, at, share);
 #pragma unroll
-    for (int column = 0; column < Block::kOthers; column += Block::kStep) {
-      const typename Block::StepFirst first = {block.first(stage).base + column * Block::First::kPitch};
+    for (int column = 0; column < Block::kOthers; column += Block::kStep * Block::kSplit) {
+      const Step<Config, Block> step(block, at, column);
+      const typename Block::StepFirst first = {block.first(stage).base +
+                                               step.column * Block::First::kPitch};
       const typename Block::StepSecond second = {block.second(stage).base +
-                                                 column * Block::Second::kPitch};
-      // A warp may see nothing of what other rows of the block see.
-      const TileMask<Config> sees = Config::kOfKeys
-                                        ? block.work().sees.from(at + column, block.warp_row())
-                                        : block.work().sees.from(block.warp_row(), at + column);
-      bool idle, all;
-      if constexpr (Config::kOfKeys) {
-        idle = !sees.template any_visible<Block::kStep, Block::kWarpRows>();
-        all = sees.template all_visible<Block::kStep, Block::kWarpRows>();
-      } else {
-        idle = !sees.template any_visible<Block::kWarpRows, Block::kStep>();
-        all = sees.template all_visible<Block::kWarpRows, Block::kStep>();
-      }
+                                                 step.column * Block::Second::kPitch};
       Scores S, dP;
-      if (!idle) {
-        S.clear();
-        product_qk<T>(OwnFragments<Block, typename Block::OwnFirst>(block, block.own_first()), first,
-                      block.lane(), S);
-        if constexpr (Block::kDerivative) {
+      if constexpr (Block::kDerivative) {
+        if (!step.idle) {
           dP.clear();
           product_qk<T>(OwnFragments<Block, typename Block::OwnSecond>(block, block.own_second()),
                         second, block.lane(), dP);
         }
       }
-      if (Block::kArrays && column == 0) {
-        wait_async<kTwoStages ? 1 : 0>();
+      if (!kTwoStages && column == 0) {
+        wait_for_copies();
+        if (kOneStep && !Config::kSecond) {
+          copy_second<false, Config>(params, block, work, next, 0);
+          commit_async();
+        }
+      }
+      if (!step.idle) {
+        S.clear();
+        product_qk<T>(OwnFragments<Block, typename Block::OwnFirst>(block, block.own_first()), first,
+                      block.lane(), S);
+      }
+      if (kTwoStages && Block::kArrays && column == 0) {
+        wait_async<1>();
         __syncthreads();
       }
-      if (idle) {
-        if (Config::kPairs && share == 0) store_no_gradients(block, column, pairs);
-        continue;
+      if (Block::kArrays && work.careful && column == 0) {
+        __syncthreads();
+        clear_hidden_others<Config>(params.forward, block, at, stage);
+        __syncthreads();
       }
-      if (all && !(Block::kArrays && block.work().careful)) {
-        differentiate<false>(params.forward, block, sees, at, column, block.statistics(stage),
-                             of_thread, pairs, sums, S, dP);
-      } else {
-        differentiate<true>(params.forward, block, sees, at, column, block.statistics(stage),
-                            of_thread, pairs, sums, S, dP);
+      if (!step.idle) {
+        if (step.all && !(Block::kArrays && work.careful)) {
+          differentiate<false>(params.forward, block, step, stage, of_thread, pairs, sums, S, dP);
+        } else {
+          differentiate<true>(params.forward, block, step, stage, of_thread, pairs, sums, S, dP);
+        }
+      } else if (Config::kPairs && share == 0) {
+        store_no_gradients(block, step.column, pairs);
       }
-      if constexpr (Config::kSecond) product_pv<T>(S, second, block.lane(), gradients.second);
-      if constexpr (Config::kFirst) product_pv<T>(dP, first, block.lane(), gradients.first);
+      if constexpr (Block::kExchange) {
+        if (step.idle) {
+          S.clear();
+          dP.clear();
+        }
+        if constexpr (Config::kFirst) store_exchange<T>(block, block.exchange(0), dP);
+        if constexpr (Config::kSecond) store_exchange<T>(block, block.exchange(Config::kFirst), S);
+        __syncthreads();
+        copy_statistics<Config>(block, work, next, 0);
+        commit_async();
+      }
+      const bool adds = Block::kExchange ? shares_see(block, at) : !step.idle;
+      if constexpr (Config::kSecond) {
+        if (adds) add_second<Config>(block, S, second, stage, gradients.second);
+        if (!kTwoStages && kOneStep && next < others) {
+          __syncthreads();
+          copy_second<false, Config>(params, block, work, next, 0);
+          commit_async();
+        }
+      }
+      if constexpr (Config::kFirst) {
+        if (adds) add_first<Config>(block, dP, first, stage, gradients.first);
+      }
     }
     if constexpr (kTwoStages) {
       stage ^= 1;
-    } else {
+    } else if (!kOneStep && next < others) {
       __syncthreads();
-      copy_others<false, Config>(params, block, block.work(), at + Block::kOthers, 0);
+      copy_second<false, Config>(params, block, work, next, 0);
+      commit_async();
     }
   }
 }
@@ -296,34 +397,63 @@ __device__ __forceinline__ void store_sums(const Operand& operand, float (&sums)
   using Scores = typename Block::Scores;
   const auto& work = block.work();
   float* target = entry_of<float>(operand, work.entry, work.entry.head) + work.own.begin;
+  const bool writes = block.lane() % Scores::kLanes == 0;
+#pragma unroll
+  for (int r = 0; r < Scores::kRows; ++r) sums[r] = lanes_sum<float, Scores::kLanes>(sums[r]);
+  if constexpr (Block::kExchange) {
+    // Each of the warps that share a row has seen its part of the others.
+    const unsigned parts = block.exchange(0).base;
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < Scores::kRows; ++r) {
+      const int row = block.warp_row() + Scores::row_of(block.lane(), r);
+      const unsigned place = parts + (block.part() * Config::kBlockM + row) * 4;
+      if (writes) store_shared(place, __float_as_uint(sums[r]));
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < Scores::kRows; ++r) {
+      const int row = block.warp_row() + Scores::row_of(block.lane(), r);
+      sums[r] = 0.0f;
+#pragma unroll
+      for (int part = 0; part < Block::kSplit; ++part) {
+        sums[r] += __uint_as_float(load_shared<unsigned>(parts + (part * Config::kBlockM + row) * 4));
+      }
+    }
+  }
 #pragma unroll
   for (int r = 0; r < Scores::kRows; ++r) {
-    const float sum = lanes_sum<float, Scores::kLanes>(sums[r]) * factor;
     const int row = block.warp_row() + Scores::row_of(block.lane(), r);
-    if (block.lane() % Scores::kLanes == 0 && row < work.own_count) store_global(target + row, sum);
+    if (writes && block.part() == 0 && row < work.own_count) store_global(target + row, sums[r] * factor);
   }
 }
 
-// Writes a warp's gradients times a factor, by way of its rows of an own tile, which no other warp reads.
+// Writes a warp's gradients times a factor, by way of an own tile, which nobody reads any more.
 template <class T, class OwnTile, class Block, class Sums>
 __device__ __forceinline__ void store_gradients(const Block& block, const OwnTile& tile,
                                                 const Operand& operand, T* target, int columns,
                                                 float factor, Sums& sums) {
-  using Tile = MatrixTile<Block::kWarpRows, OwnTile::kColumns>;
-  const Tile shared = {tile.base + block.warp_row() * OwnTile::kPitch};
+  const int first = block.part() * (OwnTile::kColumns / Block::kSplit);
 #pragma unroll
   for (int r = 0; r < Sums::kRows; ++r) {
 #pragma unroll
     for (int c = 0; c < Sums::kColumns; c += 2) {
-      const int column = Sums::column_of(block.lane(), c);
-      store_shared(shared.at(Sums::row_of(block.lane(), r), column / 8) + column % 8 * 2,
+      const int column = first + Sums::column_of(block.lane(), c);
+      store_shared(tile.at(block.warp_row() + Sums::row_of(block.lane(), r), column / 8) + column % 8 * 2,
                    pack_pair<T>(sums(r, c) * factor, sums(r, c + 1) * factor));
     }
   }
-  __syncwarp();
+  if (Block::kExchange) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+  }
+  // Each of the warps that share rows writes some of them.
+  using Rows = MatrixTile<Block::kWarpRows / Block::kSplit, OwnTile::kColumns>;
+  const int row = block.warp_row() + block.part() * Rows::kRows;
   const auto& work = block.work();
-  store_tile(shared, target + (work.own.begin + block.warp_row()) * operand.row, operand,
-             work.own_count - block.warp_row(), columns);
+  store_tile(Rows{tile.base + row * OwnTile::kPitch}, target + (work.own.begin + row) * operand.row,
+             operand, work.own_count - row, columns);
 }
 
 template <class Config>
@@ -345,7 +475,10 @@ __device__ __forceinline__ void backward_sm80(const BackwardParams& params) {
         const typename Block::Work work =
             work_on<Config>(schedule, schedule.current(), share, careful);
         copy_own<Config>(params, block, work);
-        copy_others<kSkip, Config>(params, block, work, 0, 0);
+        copy_first<kSkip, Config>(params, block, work, 0, 0);
+        copy_second<kSkip, Config>(params, block, work, 0, 0);
+        copy_statistics<Config>(block, work, 0, 0);
+        commit_async();
         if (threadIdx.x == 0) block.work() = work;
         scale_own<Config>(params, block);
         __syncthreads();

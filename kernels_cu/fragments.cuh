@@ -61,26 +61,34 @@ __device__ __forceinline__ void product_qk(const Left& left, const KTile& K, int
   }
 }
 
-// O += P V, with P rounded to T. The accumulators of 16 columns of P are the left factor's fragment as
-// they lie.
-template <class T, int kTiles, class VTile>
-__device__ __forceinline__ void product_pv(const Accumulators<kTiles, VTile::kRows>& P,
-                                           const VTile& V, int lane,
-                                           Accumulators<kTiles, VTile::kColumns>& O) {
-  const unsigned address = V.at(lane % 16, lane / 16);
+// The fragments of P, rounded to T, as a left factor: the accumulators of 16 of its columns are one as they
+// lie.
+template <class T, class Accumulators>
+struct RoundedFragments {
+  const Accumulators& P;
+
+  __device__ __forceinline__ void operator()(int tile, int step, unsigned (&a)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float(&pair)[4] = P.sum[tile][2 * step + i / 2];
+      a[i] = pack_pair<T>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+    }
+  }
+};
+
+// O += P V for O's columns of V, from piece `first` on: 0, or a multiple of 8. `left(tile, step, a)` supplies
+// the fragments of P.
+template <class T, int kTiles, int kColumns, class VTile, class Left>
+__device__ __forceinline__ void product_pv(const Left& left, const VTile& V, int first, int lane,
+                                           Accumulators<kTiles, kColumns>& O) {
+  const unsigned address = V.at(lane % 16, first + lane / 16);
 #pragma unroll
   for (int step = 0; step < VTile::kRows / 16; ++step) {
     unsigned a[kTiles][4];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
+    for (int t = 0; t < kTiles; ++t) left(t, step, a[t]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&pair)[4] = P.sum[t][2 * step + i / 2];
-        a[t][i] = pack_pair<T>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
-      }
-    }
-#pragma unroll
-    for (int c = 0; c < VTile::kColumns / 16; ++c) {
+    for (int c = 0; c < kColumns / 16; ++c) {
       unsigned b[4];
       load_matrix_transposed(VTile::further(address, c, 16 * step), b);
 #pragma unroll
@@ -90,4 +98,12 @@ __device__ __forceinline__ void product_pv(const Accumulators<kTiles, VTile::kRo
       }
     }
   }
+}
+
+// The same of all columns, with P rounded to T.
+template <class T, int kTiles, class VTile>
+__device__ __forceinline__ void product_pv(const Accumulators<kTiles, VTile::kRows>& P,
+                                           const VTile& V, int lane,
+                                           Accumulators<kTiles, VTile::kColumns>& O) {
+  product_pv<T>(RoundedFragments<T, Accumulators<kTiles, VTile::kRows>>{P}, V, 0, lane, O);
 }

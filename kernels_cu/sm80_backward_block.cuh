@@ -35,10 +35,14 @@ struct Sm80BackwardBlock {
   static constexpr bool kArrays = Config::kMask || Score<Config>::kBias;
   static constexpr int kWarps = Config::kWarps;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kWarpRows = Config::kBlockM / kWarps;
+  // So many warps share their own rows or keys. Each makes the scores of some of the others, and has some
+  // columns of the gradients; between the two P and dS go through shared memory.
+  static constexpr int kSplit = Config::kSplit;
+  static constexpr bool kExchange = kSplit > 1;
+  static constexpr int kWarpRows = Config::kBlockM / kWarps * kSplit;
   static constexpr int kTiles = kWarpRows / 16;
   static constexpr int kOthers = Config::kBlockN;
-  static constexpr int kStep = Config::kStep;  // others whose scores are in registers at a time
+  static constexpr int kStep = Config::kStep;  // others whose scores a warp has at a time
 
   using OwnFirst = MatrixTile<Config::kBlockM, Config::kHeadDim>;
   using OwnSecond = MatrixTile<Config::kBlockM, Config::kHeadDimV>;
@@ -47,8 +51,9 @@ struct Sm80BackwardBlock {
   using StepFirst = MatrixTile<kStep, Config::kHeadDim>;
   using StepSecond = MatrixTile<kStep, Config::kHeadDimV>;
   using Scores = Accumulators<kTiles, kStep>;
-  using FirstSums = Accumulators<kTiles, Config::kHeadDim>;
-  using SecondSums = Accumulators<kTiles, Config::kHeadDimV>;
+  using FirstSums = Accumulators<kTiles, Config::kHeadDim / kSplit>;
+  using SecondSums = Accumulators<kTiles, Config::kHeadDimV / kSplit>;
+  using Exchange = MatrixTile<Config::kBlockM, kStep * kSplit>;
 
   // Of the mask and the bias, rows by keys as they are in memory.
   static constexpr int kTileRows = kOfKeys ? kOthers : Config::kBlockM;
@@ -87,18 +92,25 @@ struct Sm80BackwardBlock {
   static constexpr int kGradientBytes = Config::kSecond ? kSecondOffset + OwnSecond::kBytes : 0;
   static constexpr int kStages = Config::kStages;
   static constexpr int kStageOffset = kOwnBytes > kGradientBytes ? kOwnBytes : kGradientBytes;
-  static constexpr int kStatisticsOffset = First::kBytes + Second::kBytes;
-  static constexpr int kStageBytes =
-      kStatisticsOffset + (kOfKeys ? kOthers * static_cast<int>(sizeof(Statistics<float>)) : 0);
-  static constexpr int kBiasOffset = kStageOffset + kStages * kStageBytes;
+  static constexpr int kStageBytes = First::kBytes + Second::kBytes;
+  static constexpr int kExchangeOffset = kStageOffset + kStages * kStageBytes;
+  static constexpr int kExchanges = kExchange ? Config::kFirst + Config::kSecond : 0;
+  static constexpr int kStatisticsOffset = kExchangeOffset + kExchanges * Exchange::kBytes;
+  // Where P is exchanged the statistics of the next tile can take the place of this one's in time.
+  static constexpr int kStatisticsStages = !kOfKeys ? 0 : kExchange ? 1 : kStages;
+  static constexpr int kStatisticsBytes = kOthers * static_cast<int>(sizeof(Statistics<float>));
+  static constexpr int kBiasOffset = kStatisticsOffset + kStatisticsStages * kStatisticsBytes;
   static constexpr int kMaskOffset = kBiasOffset + (Score<Config>::kBias ? BiasTile::kBytes : 0);
   static constexpr int kWorkOffset = kMaskOffset + (Config::kMask ? MaskTile::kBytes : 0);
-  static constexpr int kWorkBytes = 384;
+  static constexpr int kWorkBytes = 320;
   static_assert(kWorkOffset + kWorkBytes == Config::kSharedMemory,
                 "backward/variant.py: BackwardVariant.shared_memory");
   static_assert(sizeof(Work) <= kWorkBytes, "the rest of shared memory");
   static_assert(kWarpRows == 16 || kWarpRows == 32, "a warp holds one or two fragments of rows");
-  static_assert(kOthers % kStep == 0 && kStatisticsRows % kOthers == 0, "steps and tiles divide");
+  static_assert(kOthers % (kStep * kSplit) == 0 && kStatisticsRows % kOthers == 0, "steps divide tiles");
+  static_assert(!kExchange || kOthers == kStep * kSplit, "one exchange a tile");
+  static_assert(!kExchange || (FirstSums::kColumns % 16 == 0 && SecondSums::kColumns % 16 == 0),
+                "columns of a warp begin at multiples of 64");
 
   unsigned shared = shared_address(shared_memory());
 
@@ -106,8 +118,11 @@ struct Sm80BackwardBlock {
     return *reinterpret_cast<Work*>(shared_memory() + kWorkOffset);
   }
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
-  // The warp's first own row or key.
-  __device__ __forceinline__ int warp_row() const { return threadIdx.x / 32 * kWarpRows; }
+  // The warp's first own row or key, and which of those that share them it is.
+  __device__ __forceinline__ int warp_row() const {
+    return threadIdx.x / (32 * kSplit) * kWarpRows;
+  }
+  __device__ __forceinline__ int part() const { return kExchange ? threadIdx.x / 32 % kSplit : 0; }
 
   __device__ __forceinline__ OwnFirst own_first() const { return {shared}; }
   __device__ __forceinline__ OwnSecond own_second() const { return {shared + kSecondOffset}; }
@@ -119,7 +134,11 @@ struct Sm80BackwardBlock {
   }
   // Of keys: the statistics of the rows that pass by.
   __device__ __forceinline__ unsigned statistics(int stage) const {
-    return shared + kStageOffset + stage * kStageBytes + kStatisticsOffset;
+    return shared + kStatisticsOffset + (kStatisticsStages > 1 ? stage : 0) * kStatisticsBytes;
+  }
+  // dS, and the second if there are two P.
+  __device__ __forceinline__ Exchange exchange(int i) const {
+    return {shared + kExchangeOffset + i * Exchange::kBytes};
   }
   __device__ __forceinline__ BiasTile bias() const { return {shared + kBiasOffset}; }
   __device__ __forceinline__ MaskTile mask() const { return {shared + kMaskOffset}; }

@@ -46,12 +46,12 @@ struct PairStatistics {
   const ThreadStatistics<Config, Block>& of_thread;
   Words4 words;
 
-  // `address` is that of the others' statistics in shared memory.
+  // Of keys: `rows` has those of the columns from the thread's first one on, in shared memory.
   __device__ __forceinline__ PairStatistics(const ThreadStatistics<Config, Block>& of_thread,
-                                            unsigned address, int lane, int column)
+                                            unsigned rows, int offset)
       : of_thread(of_thread) {
     if constexpr (Config::kOfKeys) {
-      words = load_shared<Words4>(address + (column + Block::Scores::column_of(lane, 0)) * 8);
+      words = load_shared<Words4>(rows + offset * static_cast<int>(sizeof(Statistics<float>)));
     }
   }
 
@@ -99,12 +99,34 @@ struct PairGradients {
   }
 };
 
-// Replaces S by P and dP by dS, of a warp's products with the others from `column` of the stage on. kHides:
-// some may be hidden, by their places or, if the block is careful, by a bias of -inf whatever they hold.
+// What a step over the others is to a warp.
+template <class Config, class Block>
+struct Step {
+  int at;      // where the tile begins
+  int column;  // the warp's first other in it
+  TileMask<Config> sees;
+  bool idle;  // a warp may see nothing of what other rows of the block see
+  bool all;
+
+  __device__ __forceinline__ Step(const Block& block, int at, int first)
+      : at(at), column(first + block.part() * Block::kStep) {
+    if constexpr (Config::kOfKeys) {
+      sees = block.work().sees.from(at + column, block.warp_row());
+      idle = !sees.template any_visible<Block::kStep, Block::kWarpRows>();
+      all = sees.template all_visible<Block::kStep, Block::kWarpRows>();
+    } else {
+      sees = block.work().sees.from(block.warp_row(), at + column);
+      idle = !sees.template any_visible<Block::kWarpRows, Block::kStep>();
+      all = sees.template all_visible<Block::kWarpRows, Block::kStep>();
+    }
+  }
+};
+
+// Replaces S by P and dP by dS, of a warp's products with the others of a step. kHides: some may be hidden, by
+// their places or, if the block is careful, by a bias of -inf whatever they hold.
 template <bool kHides, class Config, class Block>
 __device__ __forceinline__ void differentiate(const Params& forward, const Block& block,
-                                              const TileMask<Config>& sees, int at, int column,
-                                              unsigned statistics_address,
+                                              const Step<Config, Block>& step, int stage,
                                               const ThreadStatistics<Config, Block>& of_thread,
                                               const PairGradients<Config>& pairs,
                                               OthersSums<Config, Block::Scores::kRows>& sums,
@@ -118,6 +140,8 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
   // P of float16 carries a power of two (BackwardParams::p_exponent).
   constexpr float kUnscale = is_float16<typename Block::T> ? 0x1p-15f : 1.0f;
   const ThreadPlace<Block> place;
+  const int at = step.at;
+  const int column = step.column;
   const Score<Config> score = block.work().score;
   const float unit_log2 = static_cast<float>(forward.unit) * 1.4426950408889634f;
   float distance = 0.0f;  // of the thread's first element
@@ -127,11 +151,12 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
     distance = Config::kOfKeys ? static_cast<float>(block.work().place + at) + (other - own)
                                : static_cast<float>(block.work().place - at) + (own - other);
   }
+  const unsigned rows = block.statistics(stage) + (column + Scores::column_of(place.lane, 0)) *
+                                                      static_cast<int>(sizeof(Statistics<float>));
 #pragma unroll
   for (int pair = 0; pair < Scores::kColumns / 2; ++pair) {
     const int offset = Scores::column_of(0, 2 * pair);
-    const PairStatistics<Config, Block> statistics(of_thread, statistics_address, place.lane,
-                                                   column + offset);
+    const PairStatistics<Config, Block> statistics(of_thread, rows, offset);
 #pragma unroll
     for (int r = 0; r < Scores::kRows; ++r) {
       StoredPair<unsigned char> shown;
@@ -144,7 +169,7 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
         bias = typename Block::template Reader<Bias, typename Block::BiasTile>(block.bias(), place,
                                                                                column)(r, pair);
       }
-      const SeenColumns seen = kHides ? seen_columns<Config, Block>(sees, place.lane, r)
+      const SeenColumns seen = kHides ? seen_columns<Config, Block>(step.sees, place.lane, r)
                                       : SeenColumns{0, 0};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

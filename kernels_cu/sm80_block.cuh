@@ -17,6 +17,7 @@ struct Sm80Block {
   using T = typename Config::QType;
   static constexpr int kWarps = Config::kWarps;
   static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kSplit = 1;  // warps that share rows
   static constexpr int kWarpRows = Config::kBlockM / kWarps;
   static constexpr int kTiles = kWarpRows / 16;
 

@@ -19,7 +19,7 @@ struct ThreadPlace {
 
   __device__ __forceinline__ ThreadPlace() {
     const int thread = opaque(static_cast<int>(threadIdx.x));
-    row = thread / 32 * Block::kWarpRows;
+    row = thread / (32 * Block::kSplit) * Block::kWarpRows;
     lane = thread % 32;
   }
 };

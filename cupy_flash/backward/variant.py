@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cupy_flash.variant import ITEMSIZE, STORED_BYTES, Tile, Variant
 
 # What a block of sm80 keeps in shared memory beside its tiles.
-SM80_WORK_BYTES = 384
+SM80_WORK_BYTES = 320
 # Bytes of a row's statistics in float32: lse and delta.
 STATISTICS_BYTES = 8
 # Bytes of shared memory in which the warps of a block put their parts of a sum.
@@ -95,10 +95,16 @@ class BackwardVariant:
         if self.second:
             # In the end dv takes the place of the tiles.
             own = max(own, tile.block_m * (p + (d if self.first else 0)))
-        others = tile.block_n * (d + p + (STATISTICS_BYTES if self.keys else 0))
+        others = tile.block_n * (d + p)
+        exchanges = self.first + self.second if tile.split > 1 else 0
+        exchange = tile.block_m * tile.block_n * itemsize
         bias = self._score_tile(forward.bias_along, STORED_BYTES.get(forward.bias or "", 4))
         mask = self._score_tile(forward.mask, 1)
-        return own + tile.stages * others + bias + mask + SM80_WORK_BYTES
+        passing = tile.stages * others + exchanges * exchange
+        if self.keys:
+            stages = tile.stages if tile.split == 1 else 1
+            passing += stages * tile.block_n * STATISTICS_BYTES
+        return own + passing + bias + mask + SM80_WORK_BYTES
 
     def _score_tile(self, along: str | None, itemsize: int) -> int:
         """Return the bytes of a tile of the mask or the bias (sm80)."""
