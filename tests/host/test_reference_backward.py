@@ -205,8 +205,9 @@ GOOD = {"do": (2, 3, 4, 2), "q": (2, 3, 4, 5), "k": (3, 6, 5), "v": (3, 6, 2)}
 @pytest.mark.parametrize(
     ("error", "words", "wrong"),
     [
-        (TypeError, ("wrt is 'q'", "tuple", "'alibi_slopes'", "wrt=(name,)"), {"wrt": "q"}),
-        (TypeError, ("wrt is ['q']", "tuple"), {"wrt": ["q"]}),
+        (TypeError, ("wrt is 'q'", "tuple", "'alibi_slopes'", "wrt=('q',)"), {"wrt": "q"}),
+        (TypeError, ("wrt is ['q']", "tuple", "wrt=(name,)"), {"wrt": ["q"]}),
+        (ValueError, ("wrt is empty", "'q'", "'scale'"), {"wrt": ()}),
         (ValueError, ("wrt names 'mask'", "allowed are 'q'"), {"wrt": ("q", "mask")}),
         (ValueError, ("wrt names 3", "allowed are 'q'"), {"wrt": (3,)}),
         (ValueError, ("wrt names 'k' 2 times", "once"), {"wrt": ("k", "v", "k")}),
