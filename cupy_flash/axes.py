@@ -211,25 +211,25 @@ def strides_in_order(
     return tuple(strides)
 
 
-def fresh_strides(q: ArrayInfo, out_shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Byte strides of a new out: q's memory order, so that a caller's swapaxes stays a view.
+def fresh_strides(x: ArrayInfo, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Byte strides of a new result: x's memory order, so that a caller's swapaxes stays a view.
 
-    Leading axes that q lacks or broadcasts over come outermost; a matrix axis without a stride of
-    its own keeps its place, columns innermost.
+    Out is like q, a gradient like its array. Leading axes that x lacks or broadcasts over come
+    outermost; a matrix axis without a stride of its own keeps its place, columns innermost.
     """
-    ndim = len(out_shape)
-    missing = ndim - q.ndim
-    shape = (1,) * missing + q.shape
-    strides = (0,) * missing + q.strides
+    ndim = len(shape)
+    missing = ndim - x.ndim
+    extents = (1,) * missing + x.shape
+    strides = (0,) * missing + x.strides
     outermost = max((abs(stride) for stride in strides), default=0) + 1
 
     def reach(axis: int) -> int:
-        if shape[axis] > 1 and strides[axis] != 0:
+        if extents[axis] > 1 and strides[axis] != 0:
             return abs(strides[axis])
         return outermost if axis < ndim - 2 else ndim - 1 - axis
 
     order = sorted(range(ndim), key=reach, reverse=True)
-    return strides_in_order(out_shape, order, itemsize)
+    return strides_in_order(shape, order, itemsize)
 
 
 def memory_order(
