@@ -107,7 +107,9 @@ def attention_backward(
     The formulas are those of `cupy_flash.reference_backward`. Sums run in float32 (float64 for
     float64), and each gradient is rounded once.
 
-    o and lse must be those of the very call: nothing can check it.
+    o and lse must be those of the very call: nothing can check it. A large lse tells the weights
+    only to its own rounding, which is 0.06 for one of 1e6 in float32. ``do @ v.T`` must stay
+    within the type of the sums.
 
     References
     ----------

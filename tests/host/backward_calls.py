@@ -124,3 +124,20 @@ def _ratio(name: str, got: Any, exact: Any, allowed: dict[str, Any], case: Case)
     ratio = float(np.max(error / allowed[name], initial=0))
     assert ratio <= 1, f"{name}: error / bound {ratio}: {case}"
     return ratio
+
+
+def relative_errors(case: Case) -> dict[str, float]:
+    """Return each gradient's largest error over its largest element."""
+    arrays = case.build()
+    names = names_of(case)
+    options = arrays.options()
+    q, k, v = (x.numpy() for x in arrays.inputs().values())
+    o, lse = attention(q, k, v, return_lse=True, **options)
+    rng = np.random.default_rng(case.seed)
+    do, dlse = (rng.standard_normal(x.shape).astype(x.dtype) for x in (o, lse))
+    got = attention_backward(do, q, k, v, o, lse, dlse=dlse, wrt=names, **options)
+    exact = reference.attention_backward(do, q, k, v, dlse=dlse, wrt=names, **options)
+    return {
+        name: float(np.abs(have.astype(want.dtype) - want).max() / np.abs(want).max())
+        for name, have, want in zip(names, got, exact, strict=True)
+    }
