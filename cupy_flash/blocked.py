@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from cupy_flash.arrays import to_dtype
-from cupy_flash.blocked_heads import BlockedHead, heads_of
+from cupy_flash.blocked_heads import heads_of
+from cupy_flash.blocked_scores import Scores
 from cupy_flash.params import probability_scale
 from cupy_flash.problem import Problem, allocate
 
@@ -48,21 +49,31 @@ def forward(
     # Overflow and NaN follow from the inputs and reach the result; a warning would say it twice.
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for head in heads:
-            out[head.index], row_lse = attend(head)
+            matrices = head.Q, head.K, head.V
+            out[head.index], row_lse = attend(*matrices, head.scores, head.sink)
             if lse is not None:
                 lse[head.index] = row_lse
     return out, lse
 
 
-def attend(head: BlockedHead) -> tuple[Array, Array]:
+def attend(Q: Array, K: Array, V: Array, scores: Scores, sink: Any) -> tuple[Array, Array]:
     """Compute one head of one batch entry; rows beyond Q's are padding.
+
+    Parameters
+    ----------
+    Q : array, (rows, d)
+    K : array, (keys, d)
+    V : array, (keys, p)
+    scores : Scores
+        What makes scores of products.
+    sink : number
+        One more score in the denominator of every row; -inf for none.
 
     Returns
     -------
     O : array, (m, p)
     lse : array, (m,)
     """
-    Q, K, V, scores, sink = head.Q, head.K, head.V, head.scores, head.sink
     problem = scores.problem
     dtype = np.dtype(problem.accumulate)
     output = np.zeros((problem.m, problem.p), dtype)

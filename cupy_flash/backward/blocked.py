@@ -59,7 +59,7 @@ def backward(
             delta = _product(O, dO).sum(axis=1) - dlse
             own = {name: matrix(total, leading, head.index) for name, total in matrices.items()}
             if "sinks" in own and head.sink != -np.inf:
-                own["sinks"] -= _product(_weights(head.sink, lse), delta).sum()
+                own["sinks"] -= (_weights(head.sink, lse) * delta).sum()
             differentiate(head, dO, lse[:, np.newaxis], delta[:, np.newaxis], own)
         for result, total in zip(results, totals.values(), strict=True):
             result[...] = total.astype(result.dtype)
@@ -90,6 +90,7 @@ def differentiate(
             K, V = (x[keys].astype(dtype) for x in (head.K, head.V))
             products = (Q * scale_q) @ K.T
             S, sees = scores.of(products, rows, keys)
+            # A row whose scores all overflowed to -inf has seen nothing either.
             sees &= ~np.isneginf(lse[rows])
             P = np.where(sees, _weights(S, lse[rows]), 0)
             dS = _product(P, dO[rows] @ V.T - delta[rows])

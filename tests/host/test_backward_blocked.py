@@ -180,3 +180,14 @@ def test_a_weight_is_at_most_one_whatever_lse_was_rounded_to():
     got = attention_backward(v, x, x, v, o, below)
     assert got.v == 1
     assert got.q == got.k == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_scores_that_overflow_to_minus_infinity_give_zeros(dtype):
+    large = 1e200 if dtype == "float64" else 1e30
+    q, k = (np.full((2, 3), x).astype(DTYPES[dtype]) for x in (-large, large))
+    o, lse = attention(q, k, k, return_lse=True)
+    assert np.isneginf(lse).all()
+    wrt = (*MATRICES, "scale")
+    for gradient in attention_backward(np.ones_like(o), q, k, k, o, lse, wrt=wrt):
+        assert (gradient == 0).all()
