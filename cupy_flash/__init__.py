@@ -7,6 +7,8 @@ same algorithm in NumPy). Importing starts neither CuPy nor a CUDA context.
 from __future__ import annotations
 
 from cupy_flash.api import attention
+from cupy_flash.backward.api import attention_backward, workspace_size
+from cupy_flash.backward.vjp import attention_vjp
 from cupy_flash.env import configure_logging
 from cupy_flash.errors import CompileError
 from cupy_flash.explanation import Explanation, explain
@@ -22,7 +24,10 @@ __all__ = [
     "Explanation",
     "__version__",
     "attention",
+    "attention_backward",
+    "attention_vjp",
     "explain",
     "softmax",
     "standard_attention",
+    "workspace_size",
 ]

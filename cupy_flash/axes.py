@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,15 @@ class LeadingAxes:
         """Out's leading axes."""
         return (*self.batch, self.heads) if self.has_heads else self.batch
 
+    @property
+    def ndim(self) -> int:
+        """Axes of out."""
+        return len(self.batch) + self.has_heads + 2
+
     def operand(self, info: ArrayInfo) -> Operand:
         """Return an array's strides in the problem's axes."""
         itemsize = info.dtype.itemsize
-        ndim = len(self.batch) + self.has_heads + 2
+        ndim = self.ndim
         missing = ndim - info.ndim
         shape = (1,) * missing + info.shape
         strides = (0,) * missing + tuple(stride // itemsize for stride in info.strides)
@@ -70,6 +76,17 @@ class LeadingAxes:
             steps[-1],
             unit=_unit(info, shape[-1], steps),
         )
+
+
+def without_columns(info: ArrayInfo) -> ArrayInfo:
+    """Describe an array over (leading axes, rows), such as lse, as one of a single column."""
+    shape, strides = (*info.shape, 1), (*info.strides, info.dtype.itemsize)
+    return replace(info, shape=shape, strides=strides)
+
+
+def without_matrices(info: ArrayInfo) -> ArrayInfo:
+    """Describe an array over the leading axes, such as the sinks, as one of 1 x 1 matrices."""
+    return replace(info, shape=(*info.shape, 1, 1), strides=(*info.strides, 0, 0))
 
 
 def _unit(info: ArrayInfo, columns: int, steps: list[int]) -> int:
@@ -169,7 +186,7 @@ def heads_operand(name: str, info: ArrayInfo | None, axes: LeadingAxes) -> Opera
             f"attention: {name} has shape {info.shape}; it must broadcast to out's leading axes "
             f"{axes.leading}{way}"
         )
-    return axes.operand(placed((*info.shape, 1, 1), (*info.strides, 0, 0), info.dtype))
+    return axes.operand(without_matrices(info))
 
 
 def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
@@ -194,25 +211,41 @@ def strides_in_order(
     return tuple(strides)
 
 
-def fresh_strides(q: ArrayInfo, out_shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Byte strides of a new out: q's memory order, so that a caller's swapaxes stays a view.
+def fresh_strides(x: ArrayInfo, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Byte strides of a new result: x's memory order, so that a caller's swapaxes stays a view.
 
-    Leading axes that q lacks or broadcasts over come outermost; a matrix axis without a stride of
-    its own keeps its place, columns innermost.
+    Out is like q, a gradient like its array. Leading axes that x lacks or broadcasts over come
+    outermost; a matrix axis without a stride of its own keeps its place, columns innermost.
     """
-    ndim = len(out_shape)
-    missing = ndim - q.ndim
-    shape = (1,) * missing + q.shape
-    strides = (0,) * missing + q.strides
+    ndim = len(shape)
+    missing = ndim - x.ndim
+    extents = (1,) * missing + x.shape
+    strides = (0,) * missing + x.strides
     outermost = max((abs(stride) for stride in strides), default=0) + 1
 
     def reach(axis: int) -> int:
-        if shape[axis] > 1 and strides[axis] != 0:
+        if extents[axis] > 1 and strides[axis] != 0:
             return abs(strides[axis])
         return outermost if axis < ndim - 2 else ndim - 1 - axis
 
     order = sorted(range(ndim), key=reach, reverse=True)
-    return strides_in_order(out_shape, order, itemsize)
+    return strides_in_order(shape, order, itemsize)
+
+
+def memory_order(
+    shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the shape of a dense array with its axes in memory order, outermost first.
+
+    And the transposition that puts them in their own order; None if they are.
+    """
+    # The stride of an axis of extent 1 means nothing.
+    moving = [axis for axis in range(len(shape)) if shape[axis] > 1]
+    if all(strides[a] >= strides[b] for a, b in itertools.pairwise(moving)):
+        return shape, None
+    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
+    axes = sorted(range(len(order)), key=order.__getitem__)
+    return tuple(shape[axis] for axis in order), tuple(axes)
 
 
 def placed(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayInfo:

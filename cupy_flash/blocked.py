@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from cupy_flash.arrays import to_dtype
+from cupy_flash.blocked_heads import heads_of
 from cupy_flash.blocked_scores import Scores
-from cupy_flash.params import probability_scale, split_scale
+from cupy_flash.params import probability_scale
 from cupy_flash.problem import Problem, allocate
 
 Array = np.ndarray[Any, Any]
@@ -40,64 +41,19 @@ def forward(
     problem: Problem, arrays: dict[str, Array], out: Array | None, lse: Array | None
 ) -> tuple[Array, Array | None]:
     """Compute a problem of NumPy arrays; `out` and `lse` are allocated where they are None."""
-    lengths = {
-        name: _lengths(name, arrays.get(name), problem.batch, limit)
-        for name, limit in (("q_lengths", problem.m), ("k_lengths", problem.n))
-    }
+    heads = heads_of(problem, arrays)
     if out is None:
         out = allocate(np.empty, problem)
     if lse is None and problem.lse is not None:
         lse = np.empty(problem.lse_shape, problem.accumulate)
-    has_heads = len(problem.out_shape) == len(problem.batch) + 3
-    leading = problem.out_shape[:-2]
-    matrices = {
-        name: _with_leading_axes(arrays[name], problem.batch, has_heads) for name in ("q", "k", "v")
-    }
-    shapes = dict.fromkeys(("mask", "bias"), (*leading, problem.m, problem.n))
-    shapes |= dict.fromkeys(("alibi_slopes", "sinks"), leading)
-    small = {
-        name: np.broadcast_to(arrays[name], shape)
-        for name, shape in shapes.items()
-        if name in arrays
-    }
     # Overflow and NaN follow from the inputs and reach the result; a warning would say it twice.
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        _each_head(problem, matrices, lengths, small, out, lse)
-    return out, lse
-
-
-def _each_head(
-    problem: Problem,
-    matrices: dict[str, Array],
-    lengths: dict[str, Array],
-    small: dict[str, Array],
-    out: Array,
-    lse: Array | None,
-) -> None:
-    has_heads = len(problem.out_shape) == len(problem.batch) + 3
-    number = np.dtype(problem.accumulate).type
-    scale_q, scale_s = split_scale(problem.scale, problem.accumulate)
-    for entry in np.ndindex(problem.batch):
-        rows, keys = int(lengths["q_lengths"][entry]), int(lengths["k_lengths"][entry])
-        offset = keys - rows if problem.offset is None else problem.offset
-        for h in range(problem.heads):
-            index = (*entry, h) if has_heads else entry
-            Q, K, V = (_head(x[entry], h, problem.heads) for x in matrices.values())
-            own = {name: x[index] for name, x in small.items()}
-            slope, sink = (own.get(name) for name in ("alibi_slopes", "sinks"))
-            scores = Scores(
-                problem=problem,
-                scale_q=number(scale_q),
-                scale_s=number(scale_s),
-                offset=offset,
-                mask=own.get("mask"),
-                bias=own.get("bias"),
-                slope=None if slope is None else number(slope),
-            )
-            sink = number(-np.inf if sink is None else sink)
-            out[index], row_lse = attend(Q[:rows], K[:keys], V[:keys], scores, sink)
+        for head in heads:
+            matrices = head.Q, head.K, head.V
+            out[head.index], row_lse = attend(*matrices, head.scores, head.sink)
             if lse is not None:
-                lse[index] = row_lse
+                lse[head.index] = row_lse
+    return out, lse
 
 
 def attend(Q: Array, K: Array, V: Array, scores: Scores, sink: Any) -> tuple[Array, Array]:
@@ -165,29 +121,3 @@ def _mean(O: Array, l: Array) -> Array:
     mean = O / l
     largest = np.finfo(mean.dtype).max
     return np.where(np.isfinite(O), np.clip(mean, -largest, largest), mean)
-
-
-def _lengths(name: str, lengths: Array | None, batch: tuple[int, ...], limit: int) -> Array:
-    if lengths is None:
-        return np.full(batch, limit)
-    if lengths.size and (lengths.min() < 0 or lengths.max() > limit):
-        raise ValueError(
-            f"attention: {name} has values from {lengths.min()} to {lengths.max()}; "
-            f"they must lie in [0, {limit}]"
-        )
-    return np.broadcast_to(lengths, batch)
-
-
-def _with_leading_axes(x: Array, batch: tuple[int, ...], has_heads: bool) -> Array:
-    """Broadcast the batch axes; the head axis keeps its own extent."""
-    ndim = len(batch) + has_heads + 2
-    x = x.reshape((1,) * (ndim - x.ndim) + x.shape)
-    return np.broadcast_to(x, (*batch, *x.shape[len(batch) :]))
-
-
-def _head(x: Array, h: int, heads: int) -> Array:
-    """Return the matrix that query head h of `heads` uses of an array ([heads,] rows, columns)."""
-    if x.ndim == 2:
-        return x
-    matrix: Array = x[h * x.shape[0] // heads]
-    return matrix

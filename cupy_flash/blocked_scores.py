@@ -61,8 +61,7 @@ class Scores:
         -------
         S, visible : array, (rows, keys)
         """
-        i, j = np.ogrid[rows, keys]
-        distance = j - (i + self.offset)
+        distance = self._beyond(rows, keys)
         visible = np.ones(products.shape, bool)
         if self.problem.left is not None:
             visible &= distance >= -self.problem.left
@@ -74,9 +73,7 @@ class Scores:
         if self.problem.softcap is None:
             S = products * self.scale_s
         else:
-            cap, scale = split_softcap(
-                self.problem.softcap, float(self.scale_s), self.problem.accumulate
-            )
+            cap, scale = self._softcap()
             S = number(cap) * np.tanh(products * number(scale))
         if self.bias is not None:
             bias = self.bias[rows, keys]
@@ -86,3 +83,27 @@ class Scores:
             S = S - self.slope * np.abs(distance).astype(products.dtype)
         # Chosen, not added: a hidden score may be NaN.
         return np.where(visible, S, number(-np.inf)), visible
+
+    def slope_of_cap(self, products: Array) -> Array:
+        """Return what the softcap multiplies gradients by, from one to far scores' zero.
+
+        1 - tanh**2, without what the difference loses where tanh is near 1.
+        """
+        if self.problem.softcap is None:
+            return np.ones_like(products)
+        _, scale = self._softcap()
+        slope: Array = 1 / np.cosh(products * products.dtype.type(scale)) ** 2
+        return slope
+
+    def distances(self, rows: slice, keys: slice) -> Array:
+        """Return how far from each row's place each key is: what ALiBi multiplies slopes by."""
+        return np.abs(self._beyond(rows, keys))
+
+    def _beyond(self, rows: slice, keys: slice) -> Array:
+        i, j = np.ogrid[rows, keys]
+        beyond: Array = j - (i + self.offset)
+        return beyond
+
+    def _softcap(self) -> tuple[float, float]:
+        scale = float(self.scale_s)
+        return split_softcap(self.problem.softcap, scale, self.problem.accumulate)

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 INSTALL_CUPY = (
     "cupy_flash needs CuPy for arrays on a GPU. Install one of\n"
     "    pip install 'cupy-flash[cuda12x]'      # CUDA 12 driver\n"
     "    pip install 'cupy-flash[cuda13x]'      # CUDA 13 driver\n"
     "NumPy arrays work without CuPy."
 )
+
+
+# Calls whose checks other calls share.
+_SHARED = ("attention:", "attention_backward:")
+
+
+@contextmanager
+def named(call: str) -> Iterator[None]:
+    """Let the errors of shared checks begin with the name of the call that the user made."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        first, *rest = error.args or ("",)
+        for shared in _SHARED:
+            if isinstance(first, str) and first.startswith(shared):
+                error.args = (f"{call}:{first.removeprefix(shared)}", *rest)
+                break
+        raise
 
 
 class CompileError(RuntimeError):

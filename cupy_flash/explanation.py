@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from cupy_flash import device as devices
 from cupy_flash.accuracy import ROUNDS_P
 from cupy_flash.arrays import ArrayInfo, describe, planned, to_dtype
 from cupy_flash.axes import Operand
-from cupy_flash.options import check_options
+from cupy_flash.options import Options, check_options
 from cupy_flash.problem import SMALL_ARRAYS, Problem, make_problem
 from cupy_flash.select import choose
 from cupy_flash.variant import Variant
@@ -108,10 +108,8 @@ def explain(q: Any, k: Any, v: Any, /, *, arch: int | None = None, **options: An
     >>> cf.explain(x, x, x, arch=90).kernel
     'naive'
     """
-    options |= {
-        name: _info(name, options[name]) for name in SMALL_ARRAYS if options.get(name) is not None
-    }
-    problem = make_problem(_info("q", q), _info("k", k), _info("v", v), check_options(**options))
+    matrices, checked = stand_ins(q, k, v, options)
+    problem = make_problem(*matrices, checked)
     if problem.module == "numpy":
         return Explanation(
             kernel="blocked",
@@ -134,7 +132,20 @@ def explain(q: Any, k: Any, v: Any, /, *, arch: int | None = None, **options: An
     )
 
 
-def _info(name: str, x: Any) -> ArrayInfo:
+def stand_ins(
+    q: Any, k: Any, v: Any, options: Mapping[str, Any], call: str = "explain"
+) -> tuple[tuple[ArrayInfo, ArrayInfo, ArrayInfo], Options]:
+    """Check the options of a call whose arrays may be pairs that stand for them."""
+    small = {
+        name: _info(name, options[name], call)
+        for name in SMALL_ARRAYS
+        if options.get(name) is not None
+    }
+    matrices = _info("q", q, call), _info("k", k, call), _info("v", v, call)
+    return matrices, check_options(**{**options, **small})
+
+
+def _info(name: str, x: Any, call: str) -> ArrayInfo:
     if not isinstance(x, tuple):
         return describe(name, x)
     try:
@@ -145,7 +156,7 @@ def _info(name: str, x: Any) -> ArrayInfo:
         sizes, dtype = (-1,), None
     if dtype is None or any(size < 0 for size in sizes):
         raise TypeError(
-            f"explain: {name} is {x!r}; allowed are an array and a pair (shape, dtype) such as "
+            f"{call}: {name} is {x!r}; allowed are an array and a pair (shape, dtype) such as "
             "((2, 8, 1024, 64), 'float32')"
         )
     return planned(sizes, element)

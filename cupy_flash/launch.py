@@ -12,11 +12,12 @@ import numpy as np
 
 from cupy_flash import device as devices
 from cupy_flash.arrays import ArrayInfo, byte_range, describe, planned, to_dtype
+from cupy_flash.axes import memory_order
 from cupy_flash.compile import kernel
 from cupy_flash.driver import Driver, driver
 from cupy_flash.params import PARAMS_DTYPE, launches
 from cupy_flash.plan import MOST_STEPS, Fresh, Key, Pair, Plan, keep
-from cupy_flash.problem import Problem, memory_order
+from cupy_flash.problem import Problem
 from cupy_flash.select import choose
 from cupy_flash.source import AnyVariant
 from cupy_flash.step import Step
@@ -74,7 +75,7 @@ def make_plan(problem: Problem, variant: Variant, given: Mapping[str, Any]) -> P
 
 
 def _fresh_out(problem: Problem) -> Fresh:
-    shape, axes = memory_order(problem)
+    shape, axes = memory_order(problem.out_shape, problem.out_strides)
     info = planned(shape, to_dtype(problem.dtype))
     strides = None if axes is None else tuple(info.strides[axis] for axis in axes)
     return Fresh(problem.out_shape, info.dtype, math.prod(shape) * info.dtype.itemsize, strides)

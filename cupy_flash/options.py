@@ -62,7 +62,7 @@ def check_options(
 ) -> Options:
     """Check every option by itself; raise TypeError or ValueError."""
     left, right = _window(window)
-    if _boolean("causal", causal):
+    if boolean("causal", causal):
         right = 0
     return Options(
         scale=None if scale is None else _finite("scale", scale),
@@ -77,12 +77,13 @@ def check_options(
         q_lengths=_lengths("q_lengths", q_lengths),
         k_lengths=_lengths("k_lengths", k_lengths),
         precision=_precision(precision),
-        return_lse=_boolean("return_lse", return_lse),
+        return_lse=boolean("return_lse", return_lse),
         kernel=_kernel(kernel),
     )
 
 
-def _boolean(name: str, value: Any) -> bool:
+def boolean(name: str, value: Any) -> bool:
+    """Return a truth value of Python or NumPy; anything else is a TypeError."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise TypeError(f"attention: {name} is {value!r}; it must be True or False")

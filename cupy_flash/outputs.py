@@ -38,30 +38,46 @@ def check_outputs(
         raise ValueError(
             "attention: out= holds an array for lse, but return_lse is False; say return_lse=True"
         )
-    wanted = (("out", out, out_shape, dtype), ("lse", lse, out_shape[:-1], lse_dtype))
-    for name, info, shape, element in wanted:
-        if info is None:
-            continue
-        label = "out" if name == "out" else "the lse array in out"
-        if info.shape != shape:
-            raise ValueError(f"attention: {label} has shape {info.shape}; it must be {shape}")
-        if info.dtype != element:
-            raise TypeError(
-                f"attention: {label} has dtype {info.dtype.name}; the result is {element.name}, "
-                "and nothing is cast silently"
-            )
-        if not info.writable:
-            raise ValueError(f"attention: {label} is read-only; pass an array that can be written")
-        if overlaps_itself(info):
+    label = "the lse array in out"
+    if out is not None:
+        check_result("out", out, out_shape, dtype, inputs)
+    if lse is not None:
+        check_result(label, lse, out_shape[:-1], lse_dtype, inputs)
+    if out is not None and lse is not None:
+        check_apart("out", out, label, lse)
+
+
+def check_result(
+    label: str,
+    info: ArrayInfo,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    inputs: Mapping[str, ArrayInfo],
+) -> None:
+    """Refuse an array that can't take a result, or that lies over one of the inputs."""
+    if info.shape != shape:
+        raise ValueError(f"attention: {label} has shape {info.shape}; it must be {shape}")
+    if info.dtype != dtype:
+        raise TypeError(
+            f"attention: {label} has dtype {info.dtype.name}; the result is {dtype.name}, "
+            "and nothing is cast silently"
+        )
+    if not info.writable:
+        raise ValueError(f"attention: {label} is read-only; pass an array that can be written")
+    if overlaps_itself(info):
+        raise ValueError(
+            f"attention: {label} has elements that share memory (strides {info.strides}, "
+            f"shape {info.shape}); pass an array of its own"
+        )
+    for other, source in inputs.items():
+        if share_an_element(info, source):
             raise ValueError(
-                f"attention: {label} has elements that share memory (strides {info.strides}, "
-                f"shape {info.shape}); pass an array of its own"
+                f"attention: {label} shares memory with {other}, which is still read while "
+                "out is written; pass another array"
             )
-        for other, source in inputs.items():
-            if share_an_element(info, source):
-                raise ValueError(
-                    f"attention: {label} shares memory with {other}, which is still read while "
-                    "out is written; pass another array"
-                )
-    if out is not None and lse is not None and share_an_element(out, lse):
-        raise ValueError("attention: out and the lse array in out share memory")
+
+
+def check_apart(label: str, info: ArrayInfo, other_label: str, other: ArrayInfo) -> None:
+    """Refuse two arrays for results that have an element in common."""
+    if share_an_element(info, other):
+        raise ValueError(f"attention: {label} and {other_label} share memory")

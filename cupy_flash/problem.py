@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +24,10 @@ from cupy_flash.axes import (
     heads_operand,
     leading_axes,
     lengths_operand,
+    memory_order,
     pairs_operand,
     placed,
+    without_columns,
 )
 from cupy_flash.options import Options
 from cupy_flash.outputs import check_outputs
@@ -104,9 +105,14 @@ class Problem:
     @property
     def out_strides(self) -> tuple[int, ...]:
         """Element strides of out in its own axes; 0 where the extent is 1."""
-        has_heads = len(self.out_shape) == len(self.batch) + 3
-        head = (self.o.head,) if has_heads else ()
+        head = (self.o.head,) if self.axes.has_heads else ()
         return (*self.o.batch, *head, self.o.row, self.o.column)
+
+    @property
+    def axes(self) -> LeadingAxes:
+        """The axes before the matrices."""
+        has_heads = len(self.out_shape) == len(self.batch) + 3
+        return LeadingAxes(self.batch, self.heads, self.kv_heads, has_heads)
 
     @property
     def group(self) -> int:
@@ -174,8 +180,7 @@ def make_problem(
             if lse is not None
             else contiguous_strides(out_shape[:-1], lse_dtype.itemsize)
         )
-        column = placed((*out_shape[:-1], 1), (*lse_strides, lse_dtype.itemsize), lse_dtype)
-        lse_operand = axes.operand(column)
+        lse_operand = axes.operand(without_columns(placed(out_shape[:-1], lse_strides, lse_dtype)))
     default_scale = 1.0 / math.sqrt(d) if d else 1.0
     return Problem(
         module=module,
@@ -234,23 +239,8 @@ def _matrix_sizes(q: ArrayInfo, k: ArrayInfo, v: ArrayInfo) -> tuple[int, int, i
     return m, n, d, p
 
 
-def memory_order(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Return the shape of a fresh out with its axes in memory order, outermost first.
-
-    And the transposition that puts them in out's order; None if they are.
-    """
-    strides, shape = problem.out_strides, problem.out_shape
-    # The stride of an axis of extent 1 means nothing.
-    moving = [axis for axis in range(len(shape)) if shape[axis] > 1]
-    if all(strides[a] >= strides[b] for a, b in itertools.pairwise(moving)):
-        return shape, None
-    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
-    axes = sorted(range(len(order)), key=order.__getitem__)
-    return tuple(shape[axis] for axis in order), tuple(axes)
-
-
 def allocate(empty: Callable[..., Any], problem: Problem) -> Any:
     """Allocate out through a module's `empty`, in the memory order that the problem planned."""
-    shape, axes = memory_order(problem)
+    shape, axes = memory_order(problem.out_shape, problem.out_strides)
     out = empty(shape, dtype=to_dtype(problem.dtype))
     return out if axes is None else out.transpose(axes)

@@ -36,20 +36,16 @@ broadcasts has the sum of the gradients of its copies.
 
 from __future__ import annotations
 
-from collections import namedtuple
-from collections.abc import Container
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from cupy_flash.arrays import FLOATS
 from cupy_flash.exact_head import Head
+from cupy_flash.gradients import check_wrt, gradients_type
 from cupy_flash.reference_heads import Heads, Window
 
 Array = np.ndarray[Any, Any]
-
-NAMES = ("q", "k", "v", "bias", "sinks", "alibi_slopes", "scale")
 
 
 def attention_backward(
@@ -142,7 +138,7 @@ def attention_backward(
     )
     arrays = {"q": q, "k": k, "v": v, "bias": bias, "sinks": sinks, "alibi_slopes": alibi_slopes}
     shapes = {name: x.shape for name, x in arrays.items() if x is not None} | {"scale": ()}
-    _check_wrt(wrt, shapes)
+    check_wrt(wrt, shapes)
     m, _, p = heads.sizes
     _check_gradient("do", do, (*heads.leading, m, p), "out")
     if dlse is None:
@@ -157,12 +153,7 @@ def attention_backward(
                 is_number = name in ("sinks", "alibi_slopes", "scale")
                 own = heads.matrix(total[..., None, None] if is_number else total, index)
                 _add(own, found[name])
-    return _gradients_type(wrt)(**gradients)
-
-
-@cache
-def _gradients_type(wrt: tuple[str, ...]) -> Any:
-    return namedtuple("Gradients", wrt)
+    return gradients_type(wrt)(**gradients)
 
 
 def _of_head(head: Head, do: Array, dlse: Array) -> dict[str, Array]:
@@ -228,27 +219,6 @@ def _add(total: Array, gradient: Array) -> None:
     """Add a head's gradient to its place, summed over the axes along which that broadcasts."""
     axes = tuple(axis for axis, extent in enumerate(total.shape) if extent == 1)
     total += gradient.sum(axis=axes, keepdims=True)
-
-
-def _check_wrt(wrt: Any, given: Container[str]) -> None:
-    allowed = ", ".join(map(repr, NAMES))
-    if not isinstance(wrt, tuple):
-        raise TypeError(
-            f"attention_backward: wrt is {wrt!r}; it must be a tuple of names out of {allowed}. "
-            "For one name say wrt=(name,)"
-        )
-    for name in wrt:
-        if name not in NAMES:
-            raise ValueError(f"attention_backward: wrt names {name!r}; allowed are {allowed}")
-        if wrt.count(name) > 1:
-            raise ValueError(
-                f"attention_backward: wrt names {name!r} {wrt.count(name)} times; name it once"
-            )
-        if name not in given:
-            raise ValueError(
-                f"attention_backward: wrt names {name!r}, but {name} is None; pass {name}=, or "
-                "leave it out of wrt"
-            )
 
 
 def _check_gradient(name: str, x: Any, shape: tuple[int, ...], result: str) -> None:

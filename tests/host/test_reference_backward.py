@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +12,18 @@ from by_hand import draw
 from cover import cover
 from cupy_flash import reference
 from cupy_flash.reference import attention_backward
-from differences import call_of, excess, gradients, names_of, of_results, one_by_one
+from differences import (
+    COMBINED,
+    call_of,
+    combined,
+    excess,
+    gradients,
+    names_of,
+    of_results,
+    one_by_one,
+)
 from option_arrays import LEADING, PAIRS
 from problems import DTYPES, Case
-from strategies import OPTION_AXES, with_options
 
 SMALL = Case(batch=(2,), heads=2, kv_heads=1, m=3, n=4, d=2, p=2, dtypes=("float64",) * 3, seed=41)
 ALONE = {
@@ -50,44 +57,6 @@ def test_every_element_by_differences(fields):
         assert excess(call, do, dlse, name, gradient, one_by_one(gradient)) <= 0, name
         # A seed of which no option hides all, and no sink is beyond all scores.
         assert np.abs(gradient).max() > 1e-4
-
-
-# One value of each thing that decides on a term of the gradients; every two meet.
-COMBINED = {axis: values for axis, values in OPTION_AXES.items() if "dtype" not in axis} | {
-    "form": ("2d", "3d", "grouped", "q without heads", "5d", "k and v without batch"),
-    "offset": (None, -1, 2),
-    "scale": (None, -0.7),
-    "poison": (False, True),
-}
-FORMS = {
-    "2d": {"batch": (), "heads": None, "kv_heads": None},
-    "3d": {"batch": (3,), "heads": None, "kv_heads": None},
-    "grouped": {"batch": (2,), "heads": 4, "kv_heads": 2},
-    "q without heads": {"batch": (1,), "heads": 1, "kv_heads": 2},
-    "5d": {"batch": (2, 1), "heads": 2, "kv_heads": 1},
-    "k and v without batch": {"batch": (2,), "heads": 2, "kv_heads": 2},
-}
-
-
-def combined(row, seed):
-    pick = random.Random(f"{row} {seed}")
-    m, n, d, p = (pick.randint(1, top) for top in (5, 6, 4, 3))
-    case = Case(
-        **FORMS[row["form"]],
-        m=m,
-        n=n,
-        d=d,
-        p=p,
-        dtypes=("float64",) * 3,
-        causal=row["causal"],
-        offset=row["offset"],
-        scale=row["scale"],
-        lengths=row["lengths"],
-        squeeze=row["form"] == "k and v without batch" and row["lengths"] is None,
-        seed=pick.randint(0, 1 << 16),
-    )
-    dtypes = dict.fromkeys(("bias_dtype", "alibi_dtype", "sinks_dtype"), "float64")
-    return replace(with_options(case, row | dtypes, pick), poison=row["poison"])
 
 
 def test_pairs_of_options_by_differences():
@@ -205,8 +174,9 @@ GOOD = {"do": (2, 3, 4, 2), "q": (2, 3, 4, 5), "k": (3, 6, 5), "v": (3, 6, 2)}
 @pytest.mark.parametrize(
     ("error", "words", "wrong"),
     [
-        (TypeError, ("wrt is 'q'", "tuple", "'alibi_slopes'", "wrt=(name,)"), {"wrt": "q"}),
-        (TypeError, ("wrt is ['q']", "tuple"), {"wrt": ["q"]}),
+        (TypeError, ("wrt is 'q'", "tuple", "'alibi_slopes'", "wrt=('q',)"), {"wrt": "q"}),
+        (TypeError, ("wrt is ['q']", "tuple", "wrt=(name,)"), {"wrt": ["q"]}),
+        (ValueError, ("wrt is empty", "'q'", "'scale'"), {"wrt": ()}),
         (ValueError, ("wrt names 'mask'", "allowed are 'q'"), {"wrt": ("q", "mask")}),
         (ValueError, ("wrt names 3", "allowed are 'q'"), {"wrt": (3,)}),
         (ValueError, ("wrt names 'k' 2 times", "once"), {"wrt": ("k", "v", "k")}),
