@@ -3,6 +3,7 @@
 #pragma once
 
 #include "mask.cuh"
+#include "naive_columns.cuh"
 #include "params.cuh"
 #include "schedule.cuh"
 #include "score.cuh"
@@ -10,11 +11,6 @@
 #include "softmax.cuh"
 #include "tile.cuh"
 #include "types.cuh"
-
-constexpr int kWarp = 32;
-// Columns of O that a warp sums at a time; for a wider v the scores are computed once a chunk.
-constexpr int kColumnsPerLane = 4;
-constexpr int kColumnChunk = kWarp * kColumnsPerLane;
 
 template <class Config>
 struct NaiveRow {

@@ -30,6 +30,13 @@ __device__ __forceinline__ A number_of_head(const Operand& operand, const Tile& 
   }
 }
 
+// A score, and its derivative with respect to what it would be without a cap.
+template <class A>
+struct DerivedScore {
+  A score;
+  A derivative;
+};
+
 template <class Config>
 struct Score {
   using A = typename Config::Accumulate;
@@ -72,6 +79,13 @@ struct Score {
 
   // The derivative of tanh where it is t.
   static __device__ __forceinline__ A cap_slope(A t) { return (A(1) - t) * (A(1) + t); }
+
+  // The score of such a pair with its derivative.
+  __device__ __forceinline__ DerivedScore<A> derived(A dot, A bias, A distance) const {
+    const A x = Config::kSoftcap ? hyperbolic_tangent(dot * factor) : dot;
+    return {with_terms(x, bias, distance), Config::kSoftcap ? cap_slope(x) : A(1)};
+  }
+
 
   // Chosen, not multiplied, so that a NaN of a hidden pair goes.
   static __device__ __forceinline__ A masked(A score, bool visible) {

@@ -1,0 +1,162 @@
+// What a pair of a row and a key gives to the gradients, and which of the two is the block's own. Every
+// kernel of the backward pass is written once for both sides:
+//
+//                own          others
+//   of rows      q, dO        k, v       dq = sum over keys of dx k
+//   of keys      k, v         q, dO      dk = sum over rows of dx q, dv = sum over rows of P dO
+//
+// The product of the first two of a side makes the score, that of the second two dP.
+#pragma once
+
+#include "backward_params.cuh"
+#include "backward_schedule.cuh"
+#include "mask.cuh"
+#include "schedule.cuh"
+#include "score.cuh"
+#include "tile.cuh"
+#include "types.cuh"
+
+// What is wanted of a launch.
+template <class Config>
+struct Wanted {
+  static constexpr int kSums = Config::kBiasSums + Config::kSlopeSums + Config::kScaleSums;
+  // Whether more than P, for which dP is needed.
+  static constexpr bool kScores = Config::kFirst || Config::kPairs || kSums > 0;
+  static_assert(!Config::kSecond || Config::kOfKeys, "rows have one gradient");
+};
+
+template <bool kCondition, class A, class B>
+struct Either {
+  using Type = A;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+  using Type = B;
+};
+
+// The rows or keys from begin up to end.
+struct Range {
+  long long begin;
+  long long end;
+};
+
+// The operands of an entry, by the side that they are on.
+template <class Config>
+struct Sides {
+  static constexpr bool kOfKeys = Config::kOfKeys;
+  using Q = typename Config::QType;
+  using K = typename Config::KType;
+  using V = typename Config::VType;
+  using O = typename Config::OType;
+  using Own1 = typename Either<kOfKeys, K, Q>::Type;
+  using Own2 = typename Either<kOfKeys, V, O>::Type;
+  using Others1 = typename Either<kOfKeys, Q, K>::Type;
+  using Others2 = typename Either<kOfKeys, O, V>::Type;
+
+  const BackwardParams& params;
+  const Tile& entry;
+
+  __device__ __forceinline__ Matrix<Own1> own1() const {
+    return side<Own1, kOfKeys>(params.forward.q, params.forward.k);
+  }
+  __device__ __forceinline__ Matrix<Own2> own2() const {
+    return side<Own2, kOfKeys>(params.d_o, params.forward.v);
+  }
+  __device__ __forceinline__ Matrix<Others1> others1() const {
+    return side<Others1, !kOfKeys>(params.forward.q, params.forward.k);
+  }
+  __device__ __forceinline__ Matrix<Others2> others2() const {
+    return side<Others2, !kOfKeys>(params.d_o, params.forward.v);
+  }
+
+  // Of a tile's own those that exist in this entry; nothing may be read of the rest.
+  __device__ __forceinline__ Range own(const OwnTile& tile) const {
+    return {tile.begin, minimum(tile.end, kOfKeys ? entry.extent.keys : entry.extent.rows)};
+  }
+
+  // The others that see at least one of a tile's own, or are seen; those of rows in the tile's chunk.
+  // Empty ranges begin where they end.
+  __device__ __forceinline__ Range others(const OwnTile& tile) const {
+    const Mask<Config> mask = {params.forward, entry.extent};
+    if constexpr (kOfKeys) {
+      const RowRange rows = mask.rows_of(tile.begin, tile.end);
+      return {minimum(rows.begin, rows.end), rows.end};
+    } else {
+      const KeyRange keys = mask.keys_of(tile.begin, tile.end);
+      const long long begin = maximum(keys.begin, tile.chunk.begin);
+      return {begin, maximum(minimum(keys.end, tile.chunk.end), begin)};
+    }
+  }
+
+ private:
+  template <class T, bool kKeys>
+  __device__ __forceinline__ Matrix<T> side(const Operand& of_rows, const Operand& of_keys) const {
+    const Operand& operand = kKeys ? of_keys : of_rows;
+    const long long head = kKeys ? entry.head / params.forward.group : entry.head;
+    return {entry_of<const T>(operand, entry, head), operand.row, operand.column};
+  }
+};
+
+// dy is the gradient of a pair's score, dx that of the score without its cap.
+template <class A>
+struct PairGradient {
+  A P = A(0);
+  A dy = A(0);
+  A dx = A(0);
+};
+
+// Of the product `dot` of scaled q and k. Zeros where the pair is hidden, or P is 0, are chosen: dot and dP may
+// be anything there.
+template <class Config, class A>
+__device__ __forceinline__ PairGradient<A> pair_gradient(const Score<Config>& score, A dot, A dP,
+                                                         A bias, A distance,
+                                                         const Statistics<A>& of_row,
+                                                         bool visible) {
+  PairGradient<A> pair;
+  const DerivedScore<A> y = score.derived(dot, bias, distance);
+  pair.P = visible ? exponential(y.score - of_row.lse) : A(0);
+  if (Wanted<Config>::kScores && pair.P != A(0)) {
+    pair.dy = pair.P * (dP - of_row.delta);
+    pair.dx = pair.dy * y.derivative;
+  }
+  return pair;
+}
+
+// A thread's share of an own row's or key's sums.
+template <class Config>
+struct PairSums {
+  using A = typename Config::Accumulate;
+  A bias = A(0);
+  A slope = A(0);
+  A scale = A(0);
+
+  __device__ __forceinline__ void add(const PairGradient<A>& pair, A dot, A distance) {
+    if (Config::kBiasSums) bias += pair.dy;
+    if (Config::kSlopeSums) slope = multiply_add(-pair.dy, magnitude(distance), slope);
+    if (Config::kScaleSums && pair.P != A(0)) scale = multiply_add(pair.dx, dot, scale);
+  }
+
+  // Writes the sums over the lanes that share the own row or key of this index; `store` says which lane.
+  __device__ __forceinline__ void store(const BackwardParams& params, const Tile& entry,
+                                        long long index) const {
+    if (Config::kBiasSums) store_to(params.bias_sums, entry, index, bias);
+    if (Config::kSlopeSums) store_to(params.slope_sums, entry, index, slope);
+    // The scale's factor in q is a power of two.
+    if (Config::kScaleSums) {
+      store_to(params.scale_sums, entry, index, scale / static_cast<A>(params.forward.scale_q));
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void store_to(const Operand& sums, const Tile& entry,
+                                                  long long index, A sum) {
+    store_global(entry_of<A>(sums, entry, entry.head) + index * sums.row, sum);
+  }
+};
+
+// Adds the gradient of a pair to those of the entries before.
+template <class Config, class A>
+__device__ __forceinline__ void add_pair(typename Config::DBias* target, A dy) {
+  using DBias = typename Config::DBias;
+  store_global(target, Round<DBias>::from(Convert<A>::from(load_global(target)) + dy));
+}
