@@ -132,9 +132,7 @@ struct NaiveSums {
       }
     }
     if (Wanted<Config>::kSums > 0 && column == 0) {
-      const PairSums<Config> total = {lanes_sum<A, kWarp>(sums.bias),
-                                      lanes_sum<A, kWarp>(sums.slope),
-                                      lanes_sum<A, kWarp>(sums.scale)};
+      const PairSums<Config> total = sums.template over_lanes<kWarp>();
       if (lane == 0) total.store(work.params, work.sides.entry, work.own);
     }
   }

@@ -13,6 +13,7 @@
 #include "mask.cuh"
 #include "schedule.cuh"
 #include "score.cuh"
+#include "softmax.cuh"
 #include "tile.cuh"
 #include "types.cuh"
 
@@ -136,7 +137,24 @@ struct PairSums {
     if (Config::kScaleSums && pair.P != A(0)) scale = multiply_add(pair.dx, dot, scale);
   }
 
-  // Writes the sums over the lanes that share the own row or key of this index; `store` says which lane.
+  __device__ __forceinline__ PairSums& operator+=(const PairSums& other) {
+    bias += other.bias;
+    slope += other.slope;
+    scale += other.scale;
+    return *this;
+  }
+
+  // Of neighbouring lanes that share an own row or key.
+  template <int kLanes>
+  __device__ __forceinline__ PairSums over_lanes() const {
+    PairSums sums;
+    if (Config::kBiasSums) sums.bias = lanes_sum<A, kLanes>(bias);
+    if (Config::kSlopeSums) sums.slope = lanes_sum<A, kLanes>(slope);
+    if (Config::kScaleSums) sums.scale = lanes_sum<A, kLanes>(scale);
+    return sums;
+  }
+
+  // Writes the sums of the own row or key of this index.
   __device__ __forceinline__ void store(const BackwardParams& params, const Tile& entry,
                                         long long index) const {
     if (Config::kBiasSums) store_to(params.bias_sums, entry, index, bias);

@@ -88,11 +88,17 @@ struct ScoreArrays {
   }
 };
 
-// Whether a block must compute its rows again, with care for what hidden keys hold: something isn't
-// finite. All its threads ask, each about its share of the sums.
+// Whether a block must compute its sums again, with care for what hidden keys or rows hold: something
+// isn't finite. All its threads ask, each about its share of the sums.
+template <class Config>
+__device__ __forceinline__ bool needs_care(bool finite) {
+  if constexpr (!ScoreArrays<Config>::kHide) return false;
+  // By the second vote the compiler sees that a warp stays together.
+  return __any_sync(0xffffffffu, __syncthreads_or(!finite));
+}
+
 template <class Config, class Softmax, class Output>
 __device__ __forceinline__ bool needs_care(const Softmax& softmax, Output& O) {
   if constexpr (!ScoreArrays<Config>::kHide) return false;
-  // By the second vote the compiler sees that a warp stays together.
-  return __any_sync(0xffffffffu, __syncthreads_or(!softmax.finite(O)));
+  return needs_care<Config>(softmax.finite(O));
 }

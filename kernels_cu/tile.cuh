@@ -61,6 +61,18 @@ __device__ __forceinline__ void scale_rows(Tile& tile, const A (&factor)[Tile::k
   }
 }
 
+// Whether a thread's part of a tile is finite: 0 times anything else isn't 0.
+template <class A, int kRows, int kColumns>
+__device__ __forceinline__ bool finite(RegisterTile<A, kRows, kColumns>& tile) {
+  A zero = A(0);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) zero = multiply_add(tile(r, c), A(0), zero);
+  }
+  return zero == A(0);
+}
+
 // A strided matrix in global memory.
 template <class T>
 struct Matrix {

@@ -8,7 +8,20 @@ from cupy_flash.variant import WARP, Tile
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 
 # Accumulation type -> head-dim bucket that both d and p fit -> tile.
-SIMT_TILES: dict[str, dict[int, Tile]] = {"float32": {}, "float64": {}}
+SIMT_TILES: dict[str, dict[int, Tile]] = {
+    "float32": {
+        32: Tile(64, 64, 8, 16, 32, 32, 2),
+        64: Tile(64, 64, 8, 16, 32, 16, 2),
+        128: Tile(32, 64, 8, 16, 32, 16, 2),
+        256: Tile(32, 64, 8, 16, 32, 8, 2),
+    },
+    "float64": {
+        32: Tile(32, 64, 8, 16, 16, 16, 2),
+        64: Tile(32, 64, 8, 16, 16, 8, 2),
+        128: Tile(32, 64, 8, 16, 16, 8, 2),
+        256: Tile(16, 64, 8, 16, 16, 8, 2),
+    },
+}
 
 # Widest head-dim bucket whose dk and dv one pass computes.
 SM80_JOINT = 128

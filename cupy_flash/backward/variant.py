@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from cupy_flash.variant import ITEMSIZE, STORED_BYTES, Tile, Variant
 
+# Widest own operands that stay in simt's shared memory; wider ones pass through it.
+SIMT_RESIDENT = 64
 # What a block of sm80 keeps in shared memory beside its tiles.
 SM80_WORK_BYTES = 320
 # Bytes of a row's statistics in float32: lse and delta.
@@ -85,7 +87,22 @@ class BackwardVariant:
         """Bytes of dynamic shared memory of a block, as the kernel lays it out."""
         if self.family == "sm80":
             return self._sm80_bytes()
+        if self.family == "simt":
+            return self._simt_bytes()
         return 0
+
+    def _simt_bytes(self) -> int:
+        tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
+        d, p = self.forward.head_dim, self.forward.head_dim_v
+        pad = 16 // itemsize
+        if max(d, p) <= SIMT_RESIDENT:
+            own = d + p + 2 * pad
+        else:
+            own = tile.chunk_d + pad
+        pairs = tile.block_m * (own + tile.block_n + pad)
+        stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (max(d, p) + pad))
+        sums = self.bias_sums or self.slope_sums or self.scale_sums
+        return (pairs + stage + 3 * tile.block_m * sums) * itemsize
 
     def _sm80_bytes(self) -> int:
         tile, forward = self.tile, self.forward
