@@ -39,6 +39,7 @@ struct NaiveGradients {
   static constexpr bool kScores = Wanted<Config>::kScores;
 
   const BackwardParams& params;
+  const Tile& entry;
   Sides<Config> sides;
   Mask<Config> mask;
   Arrays arrays;  // from row and key 0 on
@@ -48,11 +49,12 @@ struct NaiveGradients {
   long long own;
   int lane;
 
-  template <class X, class Y>
-  __device__ __forceinline__ A product(const NaiveRow<X>& x, A factor, const NaiveRow<Y>& y,
-                                       long long columns) const {
+  template <int kNumber>
+  __device__ __forceinline__ A product(long long other, A factor) const {
+    const auto x = row_of(sides.template own<kNumber>(params), own);
+    const auto y = row_of(sides.template others<kNumber>(params), other);
     A dot = A(0);
-    for (long long c = 0; c < columns; ++c) {
+    for (long long c = 0; c < sides.template columns<kNumber>(params); ++c) {
       dot = multiply_add(x.template at<A>(c) * factor, y.template at<A>(c), dot);
     }
     return dot;
@@ -68,13 +70,8 @@ struct NaiveGradients {
     if (Arrays::kHide && visible) found = arrays(row, key);
     visible = visible && found.visible;
     if (!visible) return {};
-    const A dot = product(row_of(sides.own1(), own), static_cast<A>(params.forward.scale_q),
-                          row_of(sides.others1(), other), params.forward.d);
-    A dP = A(0);
-    if (kScores) {
-      dP = product(row_of(sides.own2(), own), A(1), row_of(sides.others2(), other),
-                   params.forward.p);
-    }
+    const A dot = product<1>(other, static_cast<A>(params.forward.scale_q));
+    const A dP = kScores ? product<2>(other, A(1)) : A(0);
     const A distance = static_cast<A>(row + mask.extent.offset - key);
     const PairGradient<A> pair = pair_gradient(score, dot, dP, found.bias, distance,
                                                load_global(statistics + row), true);
@@ -121,19 +118,17 @@ struct NaiveSums {
         if (!__shfl_sync(0xffffffffu, static_cast<int>(visible), j)) continue;
         if (Config::kFirst) {
           const A dx = __shfl_sync(0xffffffffu, own_pair.dx, j);
-          accumulate(first, dx, row_of(work.sides.others1(), begin + j), column,
-                     work.params.forward.d, lane);
+          accumulate<1>(first, dx, work, begin + j, column);
         }
         if (Config::kSecond) {
           const A P = __shfl_sync(0xffffffffu, own_pair.P, j);
-          accumulate(second, P, row_of(work.sides.others2(), begin + j), column,
-                     work.params.forward.p, lane);
+          accumulate<2>(second, P, work, begin + j, column);
         }
       }
     }
     if (Wanted<Config>::kSums > 0 && column == 0) {
       const PairSums<Config> total = sums.template over_lanes<kWarp>();
-      if (lane == 0) total.store(work.params, work.sides.entry, work.own);
+      if (lane == 0) total.store(work.params, work.entry, work.own);
     }
   }
 
@@ -153,14 +148,17 @@ struct NaiveSums {
   }
 
  private:
-  template <class T>
+  template <int kNumber>
   static __device__ __forceinline__ void accumulate(Gradient& sum, A weight,
-                                                    const NaiveRow<T>& row, long long column,
-                                                    long long columns, int lane) {
+                                                    const NaiveGradients<Config>& work,
+                                                    long long other, long long column) {
+    const auto row = row_of(work.sides.template others<kNumber>(work.params), other);
 #pragma unroll
     for (int c = 0; c < kColumnsPerLane; ++c) {
-      const long long x = column + lane + c * kWarp;
-      if (x < columns) sum(0, c) = multiply_add(weight, row.template at<A>(x), sum(0, c));
+      const long long x = column + work.lane + c * kWarp;
+      if (x < work.sides.template columns<kNumber>(work.params)) {
+        sum(0, c) = multiply_add(weight, row.template at<A>(x), sum(0, c));
+      }
     }
   }
 };
@@ -191,22 +189,22 @@ __device__ __forceinline__ void backward_naive(const BackwardParams& params) {
       }
       for (long long share = 0; share < params.shares; ++share) {
         const Tile entry = schedule.entry(tile, share);
-        const Sides<Config> sides = {params, entry};
         const NaiveGradients<Config> work = {
             params,
-            sides,
+            entry,
+            Sides<Config>::of(params, entry),
             {forward, entry.extent},
             ScoreArrays<Config>::of(forward, entry),
             Score<Config>(forward, number_of_head<A, typename Config::Slopes>(forward.alibi_slopes, entry)),
             entry_of<const Statistics<A>>(params.statistics, entry, entry.head),
-            sides.others(alone),
+            others_of<Config>(params, alone, entry),
             own,
             lane,
         };
         sums.add(work, alone, column);
       }
       if constexpr (Config::kFirst) {
-        using T = typename Sides<Config>::Own1;
+        using T = typename Sides<Config>::template Own<1>;
         sums.template store<T>(sums.first, Config::kOfKeys ? params.dk : params.dq, tile, own, column,
                                forward.d, static_cast<A>(forward.scale_q),
                                static_cast<A>(forward.scale_s), lane);

@@ -41,62 +41,90 @@ struct Range {
   long long end;
 };
 
-// The operands of an entry, by the side that they are on.
+// The operands of an entry, by the side that they are on; the first of a side have number 1. They are seen
+// from row 0 and column 0 on.
 template <class Config>
 struct Sides {
   static constexpr bool kOfKeys = Config::kOfKeys;
-  using Q = typename Config::QType;
-  using K = typename Config::KType;
-  using V = typename Config::VType;
-  using O = typename Config::OType;
-  using Own1 = typename Either<kOfKeys, K, Q>::Type;
-  using Own2 = typename Either<kOfKeys, V, O>::Type;
-  using Others1 = typename Either<kOfKeys, Q, K>::Type;
-  using Others2 = typename Either<kOfKeys, O, V>::Type;
+  template <int kNumber>
+  using OfRows = typename Either<kNumber == 1, typename Config::QType, typename Config::OType>::Type;
+  template <int kNumber>
+  using OfKeys = typename Either<kNumber == 1, typename Config::KType, typename Config::VType>::Type;
+  template <int kNumber>
+  using Own = typename Either<kOfKeys, OfKeys<kNumber>, OfRows<kNumber>>::Type;
+  template <int kNumber>
+  using Others = typename Either<kOfKeys, OfRows<kNumber>, OfKeys<kNumber>>::Type;
 
-  const BackwardParams& params;
-  const Tile& entry;
+  const OfRows<1>* q;
+  const OfKeys<1>* k;
+  const OfKeys<2>* v;
+  const OfRows<2>* d_o;
 
-  __device__ __forceinline__ Matrix<Own1> own1() const {
-    return side<Own1, kOfKeys>(params.forward.q, params.forward.k);
-  }
-  __device__ __forceinline__ Matrix<Own2> own2() const {
-    return side<Own2, kOfKeys>(params.d_o, params.forward.v);
-  }
-  __device__ __forceinline__ Matrix<Others1> others1() const {
-    return side<Others1, !kOfKeys>(params.forward.q, params.forward.k);
-  }
-  __device__ __forceinline__ Matrix<Others2> others2() const {
-    return side<Others2, !kOfKeys>(params.d_o, params.forward.v);
+  static __device__ __forceinline__ Sides of(const BackwardParams& params, const Tile& entry) {
+    const Params& forward = params.forward;
+    const long long kv_head = entry.head / forward.group;
+    return {entry_of<const OfRows<1>>(forward.q, entry, entry.head),
+            entry_of<const OfKeys<1>>(forward.k, entry, kv_head),
+            entry_of<const OfKeys<2>>(forward.v, entry, kv_head),
+            entry_of<const OfRows<2>>(params.d_o, entry, entry.head)};
   }
 
-  // Of a tile's own those that exist in this entry; nothing may be read of the rest.
-  __device__ __forceinline__ Range own(const OwnTile& tile) const {
-    return {tile.begin, minimum(tile.end, kOfKeys ? entry.extent.keys : entry.extent.rows)};
+  template <int kNumber>
+  __device__ __forceinline__ Matrix<Own<kNumber>> own(const BackwardParams& params) const {
+    return side<kNumber, kOfKeys>(params);
+  }
+  template <int kNumber>
+  __device__ __forceinline__ Matrix<Others<kNumber>> others(const BackwardParams& params) const {
+    return side<kNumber, !kOfKeys>(params);
   }
 
-  // The others that see at least one of a tile's own, or are seen; those of rows in the tile's chunk.
-  // Empty ranges begin where they end.
-  __device__ __forceinline__ Range others(const OwnTile& tile) const {
-    const Mask<Config> mask = {params.forward, entry.extent};
-    if constexpr (kOfKeys) {
-      const RowRange rows = mask.rows_of(tile.begin, tile.end);
-      return {minimum(rows.begin, rows.end), rows.end};
-    } else {
-      const KeyRange keys = mask.keys_of(tile.begin, tile.end);
-      const long long begin = maximum(keys.begin, tile.chunk.begin);
-      return {begin, maximum(minimum(keys.end, tile.chunk.end), begin)};
-    }
+  template <int kNumber>
+  static __device__ __forceinline__ long long columns(const BackwardParams& params) {
+    return kNumber == 1 ? params.forward.d : params.forward.p;
   }
 
  private:
-  template <class T, bool kKeys>
-  __device__ __forceinline__ Matrix<T> side(const Operand& of_rows, const Operand& of_keys) const {
-    const Operand& operand = kKeys ? of_keys : of_rows;
-    const long long head = kKeys ? entry.head / params.forward.group : entry.head;
-    return {entry_of<const T>(operand, entry, head), operand.row, operand.column};
+  template <int kNumber, bool kKeys>
+  __device__ __forceinline__ auto side(const BackwardParams& params) const {
+    if constexpr (kKeys && kNumber == 1) {
+      return matrix(k, params.forward.k);
+    } else if constexpr (kKeys) {
+      return matrix(v, params.forward.v);
+    } else if constexpr (kNumber == 1) {
+      return matrix(q, params.forward.q);
+    } else {
+      return matrix(d_o, params.d_o);
+    }
+  }
+
+  template <class T>
+  static __device__ __forceinline__ Matrix<T> matrix(const T* data, const Operand& operand) {
+    return {data, operand.row, operand.column};
   }
 };
+
+// Of a tile's own those that exist in an entry; nothing may be read of the rest.
+template <class Config>
+__device__ __forceinline__ Range own_of(const OwnTile& tile, const Tile& entry) {
+  return {tile.begin,
+          minimum(tile.end, Config::kOfKeys ? entry.extent.keys : entry.extent.rows)};
+}
+
+// The others that see one of a tile's own, or are seen; of keys those of the tile's chunk. A range without
+// any ends where it begins.
+template <class Config>
+__device__ __forceinline__ Range others_of(const BackwardParams& params, const OwnTile& tile,
+                                           const Tile& entry) {
+  const Mask<Config> mask = {params.forward, entry.extent};
+  if constexpr (Config::kOfKeys) {
+    const RowRange rows = mask.rows_of(tile.begin, tile.end);
+    return {minimum(rows.begin, rows.end), rows.end};
+  } else {
+    const KeyRange keys = mask.keys_of(tile.begin, tile.end);
+    const long long begin = maximum(keys.begin, tile.chunk.begin);
+    return {begin, maximum(minimum(keys.end, tile.chunk.end), begin)};
+  }
+}
 
 // dy is the gradient of a pair's score, dx that of the score without its cap.
 template <class A>

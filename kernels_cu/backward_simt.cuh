@@ -23,6 +23,20 @@
 
 constexpr int kResidentColumns = 64;
 
+// An entry that shares the gradients of a tile, in shared memory.
+template <class Config>
+struct EntryWork {
+  OwnTile tile;
+  Tile entry;
+  Sides<Config> sides;
+  Range own;
+  Range others;
+  Score<Config> score;
+  const Statistics<typename Config::Accumulate>* statistics;
+  bool first;  // of those that share the gradients
+};
+constexpr int kWorkBytes = 320;
+
 template <class Config>
 struct GradientBlock {
   using A = typename Config::Accumulate;
@@ -41,6 +55,8 @@ struct GradientBlock {
   static constexpr int kWidest = kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV;
   static constexpr bool kResident = kWidest <= kResidentColumns;
   static constexpr bool kScores = Wanted<Config>::kScores;
+  // Whether the others that count may begin within a tile.
+  static constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
   using Sums = PairSums<Config>;
   static constexpr bool kSums = Wanted<Config>::kSums > 0;
 
@@ -58,9 +74,10 @@ struct GradientBlock {
   static constexpr int kStageRows = kChunkN * SharedTile<A, kWidest>::kPitch;
   static constexpr int kStage = kStageColumns > kStageRows ? kStageColumns : kStageRows;
   static_assert((kOwn1 + kOwn2 + kBlockM * PairTile::kPitch + kStage) * sizeof(A) +
-                        (kSums ? kBlockM * sizeof(Sums) : 0) ==
+                        (kSums ? kBlockM * sizeof(Sums) : 0) + kWorkBytes ==
                     Config::kSharedMemory,
                 "backward/variant.py: BackwardVariant.shared_memory");
+  static_assert(sizeof(EntryWork<Config>) <= kWorkBytes, "an entry has its place");
   static_assert(32 % kThreadsN == 0, "an own row lies in one warp");
   static_assert(kHeadDim % kChunkD == 0 && kHeadDimV % kChunkD == 0 && kBlockN % kChunkN == 0,
                 "chunks tile the tile");
@@ -81,9 +98,21 @@ struct GradientBlock {
   }
   __device__ __forceinline__ PairTile pairs() const { return {shared + kOwn1 + kOwn2}; }
   __device__ __forceinline__ A* stage() const { return pairs().data + kBlockM * PairTile::kPitch; }
+  // What the block is at; it would take two dozen registers.
+  __device__ __forceinline__ EntryWork<Config>& work() const {
+    return *reinterpret_cast<EntryWork<Config>*>(stage() + kStage);
+  }
   // The sums of an own row; only its first lane touches them.
   __device__ __forceinline__ Sums* sums_of(int row) const {
-    return reinterpret_cast<Sums*>(stage() + kStage) + row;
+    return reinterpret_cast<Sums*>(shared_memory() + kWorkBytes +
+                                   sizeof(A) * (stage() + kStage - shared)) +
+           row;
+  }
+
+  // Where the tile of others begins that one lies in: which form a tile depends on nothing else.
+  static __device__ __forceinline__ long long tile_of(long long other) {
+    static_assert((kBlockN & (kBlockN - 1)) == 0, "a power of two");
+    return other & -static_cast<long long>(kBlockN);
   }
 
   __device__ __forceinline__ int row_of(int r) const { return thread_m + r * kThreadsM; }
@@ -164,106 +193,142 @@ struct GradientBlock {
 
 // Chunks of columns of own rows and of others on their way to shared memory; of own rows that stay there
 // only the others'.
-template <class Config, class Own, class Others>
+template <class Config, int kNumber>
 struct ColumnLoads {
   using Block = GradientBlock<Config>;
   using A = typename Block::A;
-  // Whether the others that count may begin within a tile.
-  static constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
+  using On = Sides<Config>;
+  static constexpr int kColumns = kNumber == 1 ? Block::kHeadDim : Block::kHeadDimV;
 
-  Matrix<Own> own;
-  Range own_rows;  // nothing else may be read
-  Matrix<Others> others;
-  Range other_rows;
-  long long columns;
-  A factor;  // of own rows
-  Transfer<Own, Block::kThreads, Block::kBlockM, Block::kChunkD> next_own;
-  Transfer<Others, Block::kThreads, Block::kBlockN, Block::kChunkD> next_others;
+  const BackwardParams& params;
+  const Block& block;
+  Transfer<typename On::template Own<kNumber>, Block::kThreads, Block::kBlockM, Block::kChunkD> own;
+  Transfer<typename On::template Others<kNumber>, Block::kThreads, Block::kBlockN, Block::kChunkD>
+      others;
 
-  __device__ __forceinline__ ColumnLoads(const Matrix<Own>& own, Range own_rows,
-                                         const Matrix<Others>& others, Range other_rows,
-                                         long long columns, A factor)
-      : own(own), own_rows(own_rows), others(others), other_rows(other_rows), columns(columns),
-        factor(factor) {}
+  __device__ __forceinline__ ColumnLoads(const BackwardParams& params, const Block& block)
+      : params(params), block(block) {}
+
+  __device__ __forceinline__ auto own_shared() const {
+    if constexpr (kNumber == 1) {
+      return block.own1();
+    } else {
+      return block.own2();
+    }
+  }
+  // A power of two.
+  __device__ __forceinline__ A factor() const {
+    return kNumber == 1 ? static_cast<A>(params.forward.scale_q) : A(1);
+  }
 
   __device__ __forceinline__ void fetch(long long other, int column) {
+    const EntryWork<Config>& work = block.work();
+    const long long columns = On::template columns<kNumber>(params);
     if (!Block::kResident) {
-      next_own.fetch(own, own_rows.begin, own_rows.end, column, columns);
+      own.fetch(work.sides.template own<kNumber>(params), work.own.begin, work.own.end, column,
+                columns);
     }
-    next_others.template fetch<kSkip>(others, other, other_rows.end, column, columns,
-                                      other_rows.begin);
+    others.template fetch<Block::kSkip>(work.sides.template others<kNumber>(params), other,
+                                        work.others.end, column, columns, work.others.begin);
   }
 
-  template <class OwnShared>
-  __device__ __forceinline__ void store(const Block& block, const OwnShared& shared) const {
-    if constexpr (!Block::kResident) next_own.store(shared, factor);
-    next_others.store(typename Block::ColumnTile{block.stage()}, A(1));
+  __device__ __forceinline__ void store() const {
+    if constexpr (!Block::kResident) own.store(own_shared(), factor());
+    others.store(typename Block::ColumnTile{block.stage()}, A(1));
   }
 
-  // Brings all columns of the own rows that stay.
-  template <int kColumns>
-  __device__ __forceinline__ void load_own(const SharedTile<A, kColumns>& shared) const {
+  // Brings all columns of own rows that stay.
+  __device__ __forceinline__ void load_own() const {
     if constexpr (Block::kResident) {
-      Transfer<Own, Block::kThreads, Block::kBlockM, kColumns> all;
-      all.fetch(own, own_rows.begin, own_rows.end, 0, columns);
-      all.store(shared, factor);
+      const EntryWork<Config>& work = block.work();
+      Transfer<typename On::template Own<kNumber>, Block::kThreads, Block::kBlockM, kColumns> all;
+      all.fetch(work.sides.template own<kNumber>(params), work.own.begin, work.own.end, 0,
+                On::template columns<kNumber>(params));
+      all.store(own_shared(), factor());
     }
   }
 
   // X += own others^T over all columns. The first chunk has been fetched; `after` fetches what comes next.
-  template <int kColumns, class OwnShared, class After>
-  __device__ __forceinline__ void multiply(const Block& block, const OwnShared& shared,
-                                           long long other, typename Block::Pairs& X,
+  template <class After>
+  __device__ __forceinline__ void multiply(long long other, typename Block::Pairs& X,
                                            const After& after) {
     constexpr bool kChunks = kColumns > Block::kChunkD;
+    const long long columns = On::template columns<kNumber>(params);
     int x = 0;
     do {
-      store(block, shared);
+      store();
       __syncthreads();
       if (kChunks && x + Block::kChunkD < columns) {
         fetch(other, x + Block::kChunkD);
       } else {
         after();
       }
-      block.product_of_columns(shared, Block::kResident ? x : 0, X);
+      block.product_of_columns(own_shared(), Block::kResident ? x : 0, X);
       __syncthreads();
       x += Block::kChunkD;
     } while (kChunks && x < columns);
   }
 };
 
-// Chunks of others, all their columns.
-template <class Config, class Others, int kColumns>
+// Zeroes the others in the stage, those from `other` on, that none of the block's own sees, or is seen by.
+template <class Config, int kColumns>
+__device__ __forceinline__ void clear_hidden_others(
+    const BackwardParams& params, const GradientBlock<Config>& block,
+    const SharedTile<typename Config::Accumulate, kColumns>& stage, long long other) {
+  const int j = threadIdx.x;
+  if (j >= Config::kChunkN) return;
+  const EntryWork<Config>& work = block.work();
+  const long long row = Config::kOfKeys ? other + j : work.own.begin;
+  const long long key = Config::kOfKeys ? work.own.begin : other + j;
+  const TileMask<Config> sees =
+      Mask<Config>{params.forward, work.entry.extent}.tile(row, key);
+  const auto arrays = ScoreArrays<Config>::of(params.forward, work.entry).from(row, key);
+#pragma unroll 1
+  for (int i = 0; i < Config::kBlockM; ++i) {
+    const int r = Config::kOfKeys ? 0 : i;
+    const int c = Config::kOfKeys ? i : 0;
+    if (sees.visible(r, c) && arrays(r, c).visible) return;
+  }
+#pragma unroll 1
+  for (int c = 0; c < kColumns; ++c) *stage.at(j, c) = typename Config::Accumulate(0);
+}
+
+// Chunks of others on their way to shared memory, all their columns.
+template <class Config, int kNumber>
 struct RowLoads {
   using Block = GradientBlock<Config>;
-  using A = typename Block::A;
-  static constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
+  using On = Sides<Config>;
+  static constexpr int kColumns = kNumber == 1 ? Block::kHeadDim : Block::kHeadDimV;
 
-  Matrix<Others> others;
-  Range other_rows;
-  long long columns;
-  Transfer<Others, Block::kThreads, Block::kChunkN, kColumns> next;
+  const BackwardParams& params;
+  const Block& block;
+  Transfer<typename On::template Others<kNumber>, Block::kThreads, Block::kChunkN, kColumns> others;
 
-  __device__ __forceinline__ RowLoads(const Matrix<Others>& others, Range other_rows,
-                                      long long columns)
-      : others(others), other_rows(other_rows), columns(columns) {}
+  __device__ __forceinline__ RowLoads(const BackwardParams& params, const Block& block)
+      : params(params), block(block) {}
 
   __device__ __forceinline__ void fetch(long long other) {
-    next.template fetch<kSkip>(others, other, other_rows.end, 0, columns, other_rows.begin);
+    const EntryWork<Config>& work = block.work();
+    others.template fetch<Block::kSkip>(work.sides.template others<kNumber>(params), other,
+                                        work.others.end, 0, On::template columns<kNumber>(params),
+                                        work.others.begin);
   }
 
-  // G += pairs others. The first chunk has been fetched; `after` fetches what comes next, `clear` zeroes in
-  // the stage what must not be multiplied.
-  template <class Gradient, class After, class Clear>
-  __device__ __forceinline__ void multiply(const Block& block, long long other, Gradient& G,
-                                           const After& after, const Clear& clear) {
+  // G += pairs others. The first chunk has been fetched; `after` fetches what comes next. `careful` if
+  // others that are hidden may be NaN.
+  template <class Gradient, class After>
+  __device__ __forceinline__ void multiply(long long other, bool careful, Gradient& G,
+                                           const After& after) {
     const int count = static_cast<int>(
-        minimum(other_rows.end - other, static_cast<long long>(Block::kBlockN)));
-    const SharedTile<A, kColumns> stage = {block.stage()};
+        minimum(block.work().others.end - other, static_cast<long long>(Block::kBlockN)));
+    const SharedTile<typename Block::A, kColumns> stage = {block.stage()};
     for (int j = 0; j < count; j += Block::kChunkN) {
-      next.store(stage, A(1));
+      others.store(stage, typename Block::A(1));
       __syncthreads();
-      clear(stage, other + j);
+      if (ScoreArrays<Config>::kHide && careful) {
+        clear_hidden_others<Config>(params, block, stage, other + j);
+        __syncthreads();
+      }
       if (j + Block::kChunkN < count) {
         fetch(other + j + Block::kChunkN);
       } else {
@@ -292,18 +357,22 @@ struct TilePairs {
 
   const BackwardParams& params;
   const Block& block;
-  const Tile& entry;
-  const Score<Config>& score;
+  const EntryWork<Config>& work;
   long long row;  // of the tile's first pair
   long long key;
-  const OwnTile& tile;
-  bool first;  // entry that adds to the gradients of pairs
+
+  __device__ __forceinline__ TilePairs(const BackwardParams& params, const Block& block,
+                                       long long other)
+      : params(params),
+        block(block),
+        work(block.work()),
+        row(kOfKeys ? other : work.own.begin),
+        key(kOfKeys ? work.own.begin : other) {}
 
   __device__ __forceinline__ void compute(typename Block::Pairs& dP) const {
-    const Mask<Config> mask = {params.forward, entry.extent};
+    const Mask<Config> mask = {params.forward, work.entry.extent};
     const TileMask<Config> sees = mask.tile(row, key);
-    const Statistics<A>* statistics =
-        entry_of<const Statistics<A>>(params.statistics, entry, entry.head) + row;
+    const Statistics<A>* statistics = work.statistics + row;
     Statistics<A> of_other[kOthers];
     if (kOfKeys) {
 #pragma unroll
@@ -351,7 +420,7 @@ struct TilePairs {
                                           const Statistics<A> (&of_other)[kOthers], int own,
                                           A (&dP)[kOthers]) const {
     const Statistics<A> of_own = kOfKeys ? Statistics<A>{} : load_global(statistics + own);
-    const A place = static_cast<A>(row + entry.extent.offset - key);
+    const A place = static_cast<A>(row + work.entry.extent.offset - key);
     typename Block::Sums sums;
 #pragma unroll
     for (int j = 0; j < kOthers; ++j) {
@@ -361,13 +430,13 @@ struct TilePairs {
       bool visible = all || sees.visible(r, c);
       ScoreElements<A> found;
       if (Arrays::kHide && visible) {
-        found = Arrays::of(params.forward, entry)(row + r, key + c);
+        found = Arrays::of(params.forward, work.entry)(row + r, key + c);
         visible = found.visible;
       }
       A* element = block.pairs().at(own, other);
       const A dot = *element;
       const A distance = place + static_cast<A>(r) - static_cast<A>(c);
-      const PairGradient<A> pair = pair_gradient(score, dot, dP[j], found.bias, distance,
+      const PairGradient<A> pair = pair_gradient(work.score, dot, dP[j], found.bias, distance,
                                                  kOfKeys ? of_other[j] : of_own, visible);
       sums.add(pair, dot, distance);
       if constexpr (Config::kPairs) store_pair(row + r, key + c, pair.dy);
@@ -382,10 +451,10 @@ struct TilePairs {
 
   __device__ __forceinline__ void store_pair(long long own, long long other, A dy) const {
     using DBias = typename Config::DBias;
-    if (own >= tile.end || other >= tile.chunk.end) return;
-    DBias* target = own_entry_of<DBias>(params.dbias, tile) + own * params.dbias.row +
+    if (own >= work.tile.end || other >= work.tile.chunk.end) return;
+    DBias* target = own_entry_of<DBias>(params.dbias, work.tile) + own * params.dbias.row +
                     other * params.dbias.column;
-    if (first) {
+    if (work.first) {
       store_global(target, Round<DBias>::from(dy));
     } else {
       add_pair<Config>(target, dy);
@@ -403,128 +472,108 @@ struct TilePairs {
   }
 };
 
-// Zeroes the others in the stage, those from `other` on, that none of the block's own sees, or is seen by.
-// Where they lie is worked out again, lest it takes registers from the products.
-template <class Config, int kColumns>
-__device__ __forceinline__ void clear_hidden_others(
-    const BackwardParams& params, const BackwardSchedule<Config>& schedule, long long share,
-    const SharedTile<typename Config::Accumulate, kColumns>& stage, long long other) {
-  const int j = threadIdx.x;
-  if (j >= Config::kChunkN) return;
-  const OwnTile own = schedule.current();
-  const Tile entry = schedule.entry(own, share);
-  const long long row = Config::kOfKeys ? other + j : own.begin;
-  const long long key = Config::kOfKeys ? own.begin : other + j;
-  const TileMask<Config> sees = Mask<Config>{params.forward, entry.extent}.tile(row, key);
-  const auto arrays = ScoreArrays<Config>::of(params.forward, entry).from(row, key);
-#pragma unroll 1
-  for (int i = 0; i < Config::kBlockM; ++i) {
-    const int r = Config::kOfKeys ? 0 : i;
-    const int c = Config::kOfKeys ? i : 0;
-    if (sees.visible(r, c) && arrays(r, c).visible) return;
+// Tells the block which entry of a tile is next; nobody reads of the last one any more.
+template <class Config, class Block>
+__device__ __forceinline__ void begin_entry(const BackwardParams& params,
+                                            const BackwardSchedule<Config>& schedule,
+                                            const Block& block, long long share) {
+  using A = typename Block::A;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const Params& forward = params.forward;
+    const OwnTile tile = schedule.current();
+    const Tile entry = schedule.entry(tile, share);
+    EntryWork<Config>& work = block.work();
+    work.tile = tile;
+    work.entry = entry;
+    work.sides = Sides<Config>::of(params, entry);
+    work.own = own_of<Config>(tile, entry);
+    work.others = others_of<Config>(params, tile, entry);
+    work.score = Score<Config>(
+        forward, number_of_head<A, typename Config::Slopes>(forward.alibi_slopes, entry));
+    work.statistics = entry_of<const Statistics<A>>(params.statistics, entry, entry.head);
+    work.first = share == 0;
   }
+  if (Block::kSums && block.thread_n == 0) {
 #pragma unroll 1
-  for (int c = 0; c < kColumns; ++c) *stage.at(j, c) = typename Config::Accumulate(0);
+    for (int r = 0; r < Block::kRows; ++r) *block.sums_of(block.row_of(r)) = {};
+  }
+  __syncthreads();
+}
+
+// Writes what an entry leaves beside gradients: its sums, and zeros of pairs that nobody came to.
+template <class Config, class Block>
+__device__ __forceinline__ void end_entry(const BackwardParams& params, const Block& block) {
+  const EntryWork<Config>& work = block.work();
+  const OwnTile& tile = work.tile;
+  if (Config::kPairs && work.first) {
+    TilePairs<Config>::clear(params, block, tile, tile.chunk.begin,
+                             Block::tile_of(work.others.begin));
+    TilePairs<Config>::clear(params, block, tile,
+                             Block::tile_of(work.others.end + Block::kBlockN - 1), tile.chunk.end);
+  }
+  if (Block::kSums && block.thread_n == 0) {
+#pragma unroll 1
+    for (int r = 0; r < Block::kRows; ++r) {
+      const int row = block.row_of(r);
+      if (tile.begin + row >= tile.end) break;
+      block.sums_of(row)->store(params, work.entry, tile.begin + row);
+    }
+  }
 }
 
 // Adds what one entry gives to the gradients of a tile.
 template <class Config, class Block>
-__device__ __forceinline__ void add_entry(const BackwardParams& params,
-                                          const BackwardSchedule<Config>& schedule,
-                                          const Block& block, const OwnTile& tile, long long share,
+__device__ __forceinline__ void add_entry(const BackwardParams& params, const Block& block,
                                           bool careful, typename Block::First& G1,
                                           typename Block::Second& G2) {
-  using A = typename Block::A;
-  using On = Sides<Config>;
   constexpr bool kScores = Block::kScores;
   constexpr bool kFirst = Config::kFirst;
   constexpr bool kSecond = Config::kSecond;
-  const Params& forward = params.forward;
-  const Tile entry = schedule.entry(tile, share);
-  const On on = {params, entry};
-  const Range own = on.own(tile);
-  const Range others = on.others(tile);
-  const Score<Config> score(
-      forward, number_of_head<A, typename Config::Slopes>(forward.alibi_slopes, entry));
-  ColumnLoads<Config, typename On::Own1, typename On::Others1> columns1(
-      on.own1(), own, on.others1(), others, forward.d, static_cast<A>(forward.scale_q));
-  ColumnLoads<Config, typename On::Own2, typename On::Others2> columns2(
-      on.own2(), own, on.others2(), others, forward.p, A(1));
-  RowLoads<Config, typename On::Others1, Block::kHeadDim> rows1(on.others1(), others, forward.d);
-  RowLoads<Config, typename On::Others2, Block::kHeadDimV> rows2(on.others2(), others, forward.p);
-  const auto clear = [&](const auto& stage, long long other) {
-    if (ScoreArrays<Config>::kHide && careful) {
-      clear_hidden_others<Config>(params, schedule, share, stage, other);
-      __syncthreads();
-    }
-  };
-
-  // The barrier after the last stage has passed, so nobody reads what was here.
-  columns1.load_own(block.own1());
-  if (kScores) columns2.load_own(block.own2());
-  if constexpr (Block::kSums) {
-    if (block.thread_n == 0) {
-#pragma unroll 1
-      for (int r = 0; r < Block::kRows; ++r) *block.sums_of(block.row_of(r)) = {};
-    }
-  }
-  const long long begin = others.begin & -static_cast<long long>(Block::kBlockN);
-  long long other = begin;
+  ColumnLoads<Config, 1> columns1(params, block);
+  ColumnLoads<Config, 2> columns2(params, block);
+  RowLoads<Config, 1> rows1(params, block);
+  RowLoads<Config, 2> rows2(params, block);
+  columns1.load_own();
+  if (kScores) columns2.load_own();
+  long long other = Block::tile_of(block.work().others.begin);
   columns1.fetch(other, 0);
-  for (; other < others.end; other += Block::kBlockN) {
+  for (; other < block.work().others.end; other += Block::kBlockN) {
     const auto next_tile = [&] { columns1.fetch(other + Block::kBlockN, 0); };
     const auto then_first = [&] {
-      if constexpr (kFirst) rows1.fetch(other);
-      else next_tile();
+      if constexpr (kFirst) {
+        rows1.fetch(other);
+      } else {
+        next_tile();
+      }
     };
     const auto then_second = [&] {
-      if constexpr (kSecond) rows2.fetch(other);
-      else then_first();
+      if constexpr (kSecond) {
+        rows2.fetch(other);
+      } else {
+        then_first();
+      }
     };
     {
       typename Block::Pairs X;
-      columns1.template multiply<Block::kHeadDim>(block, block.own1(), other, X, [&] {
-        if constexpr (kScores) columns2.fetch(other, 0);
-        else then_second();
+      columns1.multiply(other, X, [&] {
+        if constexpr (kScores) {
+          columns2.fetch(other, 0);
+        } else {
+          then_second();
+        }
       });
       block.write_pairs(X);
     }
     typename Block::Pairs dP;
-    if constexpr (kScores) {
-      columns2.template multiply<Block::kHeadDimV>(block, block.own2(), other, dP, then_second);
-    }
-    const TilePairs<Config> pairs = {params,
-                                     block,
-                                     entry,
-                                     score,
-                                     Config::kOfKeys ? other : tile.begin,
-                                     Config::kOfKeys ? tile.begin : other,
-                                     tile,
-                                     share == 0};
-    pairs.compute(dP);
+    if constexpr (kScores) columns2.multiply(other, dP, then_second);
+    TilePairs<Config>(params, block, other).compute(dP);
     // Read by other lanes after the barrier that the first chunk needs.
     if constexpr (kSecond) {
-      rows2.multiply(block, other, G2, then_first, clear);
+      rows2.multiply(other, careful, G2, then_first);
       if constexpr (kFirst) block.write_pairs(dP);
     }
-    if constexpr (kFirst) rows1.multiply(block, other, G1, next_tile, clear);
-  }
-  if constexpr (Config::kPairs) {
-    if (share == 0) {
-      TilePairs<Config>::clear(params, block, tile, tile.chunk.begin, begin);
-      TilePairs<Config>::clear(params, block, tile, other, tile.chunk.end);
-    }
-  }
-  if constexpr (Block::kSums) {
-    if (block.thread_n == 0) {
-#pragma unroll 1
-      for (int r = 0; r < Block::kRows; ++r) {
-        const int row = block.row_of(r);
-        if (tile.begin + row < tile.end) {
-          block.sums_of(row)->store(params, entry, tile.begin + row);
-        }
-      }
-    }
+    if constexpr (kFirst) rows1.multiply(other, careful, G1, next_tile);
   }
 }
 
@@ -566,7 +615,9 @@ __device__ __forceinline__ void backward_simt(const BackwardParams& params) {
       G1.clear();
       G2.clear();
       for (long long share = 0; share < params.shares; ++share) {
-        add_entry<Config>(params, schedule, block, tile, share, careful, G1, G2);
+        begin_entry<Config>(params, schedule, block, share);
+        add_entry<Config>(params, block, careful, G1, G2);
+        end_entry<Config>(params, block);
       }
       if (careful) break;
       careful = needs_care<Config>(finite(G1) && finite(G2));
@@ -577,7 +628,7 @@ __device__ __forceinline__ void backward_simt(const BackwardParams& params) {
       TilePairs<Config>::clear(params, block, done, done.chunk.begin, done.chunk.end);
     }
     if constexpr (Config::kFirst) {
-      store_gradient<typename Sides<Config>::Own1>(
+      store_gradient<typename Sides<Config>::template Own<1>>(
           block, Config::kOfKeys ? params.dk : params.dq, done, forward.d,
           static_cast<A>(forward.scale_q), static_cast<A>(forward.scale_s), G1);
     }

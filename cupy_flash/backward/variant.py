@@ -8,6 +8,8 @@ from cupy_flash.variant import ITEMSIZE, STORED_BYTES, Tile, Variant
 
 # Widest own operands that stay in simt's shared memory; wider ones pass through it.
 SIMT_RESIDENT = 64
+# What a block of simt keeps in shared memory beside its tiles.
+SIMT_WORK_BYTES = 320
 # What a block of sm80 keeps in shared memory beside its tiles.
 SM80_WORK_BYTES = 320
 # Bytes of a row's statistics in float32: lse and delta.
@@ -102,7 +104,7 @@ class BackwardVariant:
         pairs = tile.block_m * (own + tile.block_n + pad)
         stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (max(d, p) + pad))
         sums = self.bias_sums or self.slope_sums or self.scale_sums
-        return (pairs + stage + 3 * tile.block_m * sums) * itemsize
+        return (pairs + stage + 3 * tile.block_m * sums) * itemsize + SIMT_WORK_BYTES
 
     def _sm80_bytes(self) -> int:
         tile, forward = self.tile, self.forward
