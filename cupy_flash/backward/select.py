@@ -22,8 +22,7 @@ def choose_forward(problem: BackwardProblem, device: Device) -> Variant:
                 f"attention_backward: kernel={call.kernel!r} can't compute these gradients: "
                 f"{against}; kernel=None takes the fastest that can"
             )
-        slower = {"sm80": "simt", "simt": "naive"}[chosen.family]
-        chosen = choose(replace(call, kernel=slower), device).variant
+        chosen = choose(replace(call, kernel="simt"), device).variant
     unit = min(chosen.unit, problem.do.unit) if chosen.family == "sm80" else 0
     return replace(chosen, sinks=None, unit=unit)
 
@@ -35,8 +34,6 @@ def _obstacles(variant: Variant, problem: BackwardProblem) -> str | None:
             return "scale is 0, and its gradient is asked for"
         if problem.forward.m > 2**30:
             return f"m is {problem.forward.m}, above 2**30"
-    if variant.family == "simt" and _widest(variant) not in SIMT_TILES[variant.accumulate]:
-        return f"d or p is above {max(SIMT_TILES[variant.accumulate])} in {variant.accumulate}"
     return None
 
 
@@ -55,7 +52,8 @@ def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
     if family == "naive":
         return _tiled(variant, NAIVE_TILE)
     if family == "simt":
-        return _tiled(variant, SIMT_TILES[variant.accumulate][widest])
+        gradients = 2 if variant.first and variant.second else 1
+        return _tiled(variant, SIMT_TILES[gradients, variant.accumulate, widest])
     return _fitting(variant, SM80_TILES[_pass_of(variant), widest], device)
 
 

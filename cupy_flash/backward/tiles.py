@@ -7,20 +7,25 @@ from cupy_flash.variant import WARP, Tile
 # One warp an own row or key; lane j has the j-th of the others that pass by.
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 
-# Accumulation type -> head-dim bucket that both d and p fit -> tile.
-SIMT_TILES: dict[str, dict[int, Tile]] = {
-    "float32": {
-        32: Tile(64, 64, 8, 16, 32, 32, 2),
-        64: Tile(64, 64, 8, 16, 32, 16, 2),
-        128: Tile(32, 64, 8, 16, 32, 16, 2),
-        256: Tile(32, 64, 8, 16, 32, 8, 2),
-    },
-    "float64": {
-        32: Tile(32, 64, 8, 16, 16, 16, 2),
-        64: Tile(32, 64, 8, 16, 16, 8, 2),
-        128: Tile(32, 64, 8, 16, 16, 8, 2),
-        256: Tile(16, 64, 8, 16, 16, 8, 2),
-    },
+# (gradients that the pass computes, accumulation type, head-dim bucket that both d and p fit) -> tile.
+# From 256 columns on, and of two gradients from 128 on, twice the threads share the registers.
+SIMT_TILES = {
+    (1, "float32", 32): Tile(64, 64, 8, 16, 32, 32, 3),
+    (1, "float32", 64): Tile(64, 64, 8, 16, 32, 16, 3),
+    (1, "float32", 128): Tile(64, 64, 8, 16, 32, 16, 2),
+    (1, "float32", 256): Tile(64, 64, 16, 16, 32, 8, 1),
+    (2, "float32", 32): Tile(64, 64, 8, 16, 32, 32, 2),
+    (2, "float32", 64): Tile(64, 64, 8, 16, 32, 16, 2),
+    (2, "float32", 128): Tile(64, 64, 16, 16, 32, 16, 1),
+    (2, "float32", 256): Tile(64, 64, 16, 16, 32, 8, 1),
+    (1, "float64", 32): Tile(32, 64, 8, 16, 16, 16, 2),
+    (1, "float64", 64): Tile(32, 64, 8, 16, 16, 8, 2),
+    (1, "float64", 128): Tile(32, 64, 8, 16, 16, 8, 2),
+    (1, "float64", 256): Tile(32, 64, 16, 16, 16, 8, 1),
+    (2, "float64", 32): Tile(32, 64, 8, 16, 16, 16, 2),
+    (2, "float64", 64): Tile(32, 64, 8, 16, 16, 8, 2),
+    (2, "float64", 128): Tile(32, 64, 16, 16, 16, 8, 1),
+    (2, "float64", 256): Tile(32, 64, 16, 16, 16, 8, 1),
 }
 
 # Widest head-dim bucket whose dk and dv one pass computes.
