@@ -26,15 +26,6 @@ struct Wanted {
   static_assert(!Config::kSecond || Config::kOfKeys, "rows have one gradient");
 };
 
-template <bool kCondition, class A, class B>
-struct Either {
-  using Type = A;
-};
-template <class A, class B>
-struct Either<false, A, B> {
-  using Type = B;
-};
-
 // The rows or keys from begin up to end.
 struct Range {
   long long begin;

@@ -86,7 +86,6 @@ struct Score {
     return {with_terms(x, bias, distance), Config::kSoftcap ? cap_slope(x) : A(1)};
   }
 
-
   // Chosen, not multiplied, so that a NaN of a hidden pair goes.
   static __device__ __forceinline__ A masked(A score, bool visible) {
     return visible ? score : -Limits<A>::infinity();

@@ -14,15 +14,6 @@
 #include "sm80_block.cuh"
 #include "types.cuh"
 
-template <bool kFirst, class First, class Second>
-struct Either {
-  using Type = First;
-};
-template <class First, class Second>
-struct Either<false, First, Second> {
-  using Type = Second;
-};
-
 // Of rows the own matrices are Q and dO, and those of the others K and V; of keys it is the other way
 // round. "First" is what scores are the products of, "second" what dP is.
 template <class Config>

@@ -14,6 +14,16 @@ struct BFloat16 {
   unsigned short bits;
 };
 
+// The first type if the condition holds, and the second one if not.
+template <bool kCondition, class First, class Second>
+struct Either {
+  using Type = First;
+};
+template <class First, class Second>
+struct Either<false, First, Second> {
+  using Type = Second;
+};
+
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(Float16 value) { return float_from_half(value.bits); }
 __device__ __forceinline__ float to_float(BFloat16 value) {
