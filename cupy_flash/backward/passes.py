@@ -10,7 +10,12 @@ from cupy_flash.arrays import to_dtype
 from cupy_flash.axes import Operand, contiguous_strides
 from cupy_flash.backward.problem import BackwardProblem, Gradient
 from cupy_flash.backward.select import choose_forward, keys_in_one_pass, with_tile
-from cupy_flash.backward.variant import BackwardVariant, StatisticsVariant, SumVariant
+from cupy_flash.backward.variant import (
+    STATISTICS_THREADS,
+    BackwardVariant,
+    StatisticsVariant,
+    SumVariant,
+)
 from cupy_flash.device import Device
 from cupy_flash.variant import ITEMSIZE, WARP, Variant
 
@@ -162,7 +167,7 @@ class _Builder:
             if name in self.wanted:
                 self._sum(name, source, "row")
                 results[source], sums[source] = source, True
-        if bias and bias.columns == 1 and self.call.n != 1:
+        if bias and bias.columns == 1 and not self._is_of_pairs(bias):
             self._sum("bias", "bias_sums", "row")
             results["bias_sums"], sums["bias_sums"] = "bias_sums", True
         own = _own(q) if q else self.everything
@@ -277,7 +282,8 @@ def statistics_variant(problem: BackwardProblem, forward: Variant) -> Statistics
     itemsize = to_dtype(call.dtype).itemsize
     aligned = call.o.unit == problem.do.unit == 16
     pack = 16 // itemsize if aligned else 1
-    lanes = 1
+    # A block has no more rows than what the statistics are padded to.
+    lanes = STATISTICS_THREADS // STATISTICS_ROWS
     while lanes < WARP and lanes * pack < call.p:
         lanes *= 2
     sinks = call.sinks.dtype if call.sinks and "sinks" in problem.wrt else None

@@ -14,6 +14,8 @@ SIMT_WORK_BYTES = 320
 SM80_WORK_BYTES = 320
 # Bytes of a row's statistics in float32: lse and delta.
 STATISTICS_BYTES = 8
+# Threads of a block of the statistics.
+STATISTICS_THREADS = 256
 # Bytes of shared memory in which the warps of a block put their parts of a sum.
 SUM_BYTES = 128
 
@@ -184,8 +186,7 @@ class StatisticsVariant:
     @property
     def tile(self) -> Tile:
         """How a block divides its work: `block_m` rows."""
-        threads = 256
-        return Tile(threads // self.lanes, 1, threads, 1)
+        return Tile(STATISTICS_THREADS // self.lanes, 1, STATISTICS_THREADS, 1)
 
     def __str__(self) -> str:
         """Say the variant in one line, for logs and errors."""
