@@ -43,7 +43,9 @@ def _widest(variant: Variant) -> int:
 
 def keys_in_one_pass(forward: Variant) -> bool:
     """Whether one kernel computes dk and dv; registers don't hold both of wide heads."""
-    return forward.family != "sm80" or _widest(forward) <= SM80_JOINT
+    if forward.family == "simt":
+        return (2, forward.accumulate, _widest(forward)) in SIMT_TILES
+    return forward.family == "naive" or _widest(forward) <= SM80_JOINT
 
 
 def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
