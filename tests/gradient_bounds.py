@@ -1,9 +1,10 @@
 """How far rounding can move each gradient, element by element.
 
-The formulas are those of `cupy_flash.reference_backward`, each with the errors of what goes into it; those
-of scores are `cupy_flash.exact_head`'s. e is the rounding of the type that sums run in. A sum of N terms is
-off by ``e (N + 8)`` times the sum of their magnitudes. What the kernels get of a row is out, rounded to
-its dtype, and lse: delta, and with it dP - delta of every pair of the row, is off by the rounding of out.
+The formulas are those of `cupy_flash.reference_backward`, each with the errors of what goes into
+it; those of scores are `cupy_flash.exact_head`'s. e is the rounding of the type that sums run in. A
+sum of N terms is off by ``e (N + 8)`` times the sum of their magnitudes. What the kernels get of a
+row is out, rounded to its dtype, and lse: delta, and with it dP - delta of every pair of the row, is
+off by the rounding of out.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _of_head(head: Head, do: Array, dlse: Array, dtype: str, entries: int) -> di
     out, dP = P @ head.v, np.where(seen, do @ head.v.T, 0)
     D = (do * out).sum(axis=1, keepdims=True)
 
-    # What the logarithm of a weight is off by; beyond 80 a bound says nothing, and exp stays finite.
+    # What the logarithm of a weight is off by. Beyond 80 a bound says nothing; exp stays finite.
     size = np.where(seen, np.abs(scores), 0)
     below = np.where(seen, np.abs(scores - lse), 0)
     lost_products = 4 * tiny * d * (q.max(initial=0) + k.max(initial=0) + 1) * max(scale, 1)

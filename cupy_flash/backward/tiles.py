@@ -7,9 +7,9 @@ from cupy_flash.variant import WARP, Tile
 # One warp an own row or key; lane j has the j-th of the others that pass by.
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 
-# (gradients that the pass computes, accumulation type, head-dim bucket that both d and p fit) -> tile.
-# From 256 columns on, and of two gradients from 128 on, twice the threads share the registers. Two of
-# 256 columns in float64 don't fit: there dk and dv have a pass each.
+# (gradients that the pass computes, accumulation type, head-dim bucket that d and p fit) -> tile.
+# From 256 columns on, and of two gradients from 128 on, twice the threads share the registers. Two
+# of 256 columns in float64 don't fit: there dk and dv have a pass each.
 SIMT_TILES = {
     (1, "float32", 32): Tile(64, 64, 8, 16, 32, 32, 3),
     (1, "float32", 64): Tile(64, 64, 8, 16, 32, 16, 3),

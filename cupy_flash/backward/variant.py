@@ -99,10 +99,7 @@ class BackwardVariant:
         tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
         d, p = self.forward.head_dim, self.forward.head_dim_v
         pad = 16 // itemsize
-        if max(d, p) <= SIMT_RESIDENT:
-            own = d + p + 2 * pad
-        else:
-            own = tile.chunk_d + pad
+        own = d + p + 2 * pad if max(d, p) <= SIMT_RESIDENT else tile.chunk_d + pad
         pairs = tile.block_m * (own + tile.block_n + pad)
         stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (max(d, p) + pad))
         sums = self.bias_sums or self.slope_sums or self.scale_sums

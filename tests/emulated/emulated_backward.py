@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 
 from cupy_flash import reference
 from cupy_flash.arrays import describe
-from cupy_flash.axes import Operand, heads_operand, leading_axes, pairs_operand
+from cupy_flash.axes import heads_operand, leading_axes, pairs_operand
 from cupy_flash.backward.params import BACKWARD_DTYPE, SUM_DTYPE, backward_launches
 from cupy_flash.backward.passes import Passes, make_passes
 from cupy_flash.backward.problem import BackwardProblem, Gradient
@@ -56,7 +55,7 @@ def gradient_of(name: str, x: Array, arrays: Arrays) -> Gradient:
     elif name == "bias":
         found = pairs_operand(name, info, axes, (case.m, case.n))
         assert found is not None
-        operand, ends, lead = found, ((1, 1) + x.shape)[-2:], x.shape[:-2]
+        operand, ends, lead = found, (1, 1, *x.shape)[-2:], x.shape[:-2]
     else:
         found = heads_operand(name, info, axes)
         assert found is not None
@@ -142,7 +141,9 @@ def attention_backward(
             regions,
             schedule,
             seed=case.seed,
-            flush_subnormals=accumulate == np.float32 and not isinstance(launch.variant, SumVariant),
+            # It would flush the doubles of the sums too.
+            flush_subnormals=accumulate == np.float32
+            and not isinstance(launch.variant, SumVariant),
         )
     for name, x in before.items():
         same = hosts[name].tobytes() == x.tobytes()
