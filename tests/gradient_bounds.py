@@ -3,8 +3,8 @@
 The formulas are those of `cupy_flash.reference_backward`, each with the errors of what goes into
 it; those of scores are `cupy_flash.exact_head`'s. e is the rounding of the type that sums run in. A
 sum of N terms is off by ``e (N + 8)`` times the sum of their magnitudes. What the kernels get of a
-row is out, rounded to its dtype, and lse: delta, and with it dP - delta of every pair of the row, is
-off by the rounding of out.
+row is out, rounded to its dtype, and lse: delta, and with it dP - delta of every pair of the row,
+is off by the rounding of out.
 """
 
 from __future__ import annotations

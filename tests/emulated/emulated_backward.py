@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from backward_problems import Backward
 from cupy_flash import reference
 from cupy_flash.arrays import describe
 from cupy_flash.axes import heads_operand, leading_axes, pairs_operand
@@ -67,12 +68,9 @@ def gradient_of(name: str, x: Array, arrays: Arrays) -> Gradient:
 
 
 def attention_backward(
-    arrays: Arrays,
-    do: Strided,
+    call: Backward,
     kernel: str,
     *,
-    dlse: Array | None = None,
-    wrt: tuple[str, ...] = ("q", "k", "v"),
     layouts: Mapping[str, str] | None = None,
     schedule: int = 0,
     folder: Path | None = None,
@@ -80,7 +78,11 @@ def attention_backward(
     arch: int = 90,
     grid: int | None = None,
 ) -> Gradients:
-    """Run a case's kernels on the CPU and check that they wrote the gradients and nothing else."""
+    """Run a case's kernels on the CPU and check that they wrote the gradients and nothing else.
+
+    `layouts`: of the gradients, by name; contiguous where none is given.
+    """
+    arrays, do, dlse, wrt = call.arrays, call.do, call.dlse, call.wrt
     case = arrays.case
     hosts = {name: x.numpy() for name, x in arrays.inputs().items()}
     options = arrays.options()
@@ -128,9 +130,7 @@ def attention_backward(
     for name, scratch in passes.scratch.items():
         hosts[name] = np.full(scratch.size // np.dtype(accumulate).itemsize, np.nan, accumulate)
     writable = {f"d{name}" for name in wrt} | {*passes.scratch}
-    regions = [
-        Region.of(name, x, writable=name in writable) for name, x in hosts.items() if x.size
-    ]
+    regions = [Region.of(name, x, writable=name in writable) for name, x in hosts.items() if x.size]
     pointers = {name: describe(name, x).pointer for name, x in hosts.items()}
     for launch in backward_launches(problem, passes, pointers):
         emulated(launch.variant, folder, strict).launch(

@@ -100,8 +100,8 @@ MUTANTS = {
     ),
     "the offset ignores q_lengths": Mutant(
         "schedule.cuh",
-        "tile.extent.keys - tile.extent.rows",
-        "tile.extent.keys - params.m",
+        "extent.keys - extent.rows",
+        "extent.keys - params.m",
         ["causal lengths"],
     ),
     # Strides and indices.

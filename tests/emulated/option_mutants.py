@@ -70,7 +70,7 @@ OPTION_MUTANTS = {
         ["softcap"],
     ),
     "the cap isn't multiplied": Mutant(
-        SCORE, "Config::kSoftcap ? cap", "Config::kSoftcap ? A(1)", ["softcap"]
+        SCORE, "Config::kSoftcap ? cap :", "Config::kSoftcap ? A(1) :", ["softcap"]
     ),
     "ALiBi prefers keys to the right": Mutant(
         SCORE, "-slope * magnitude(distance)", "-slope * distance", ["alibi"]
@@ -148,7 +148,7 @@ OPTION_MUTANTS = {
     # Keys that nobody sees.
     "nothing is computed again": Mutant(
         ARRAYS,
-        "__any_sync(0xffffffffu, __syncthreads_or(!softmax.finite(O)))",
+        "__any_sync(0xffffffffu, __syncthreads_or(!finite))",
         "false",
         ["mask hides NaN"],
     ),

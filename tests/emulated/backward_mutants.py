@@ -1,0 +1,94 @@
+"""Defects of the kernels of the backward pass, each with the problems that show it."""
+
+from __future__ import annotations
+
+from mutants import Mutant
+
+SIMT = "backward_simt.cuh"
+NAIVE = "backward_naive.cuh"
+PAIR = "backward_pair.cuh"
+
+# The key says what is wrong with the mutant.
+BACKWARD_MUTANTS = {
+    # The formulas.
+    "delta isn't subtracted": Mutant(PAIR, "(dP - of_row.delta)", "dP"),
+    "the slope of the cap is left out": Mutant(
+        PAIR, "pair.dy * y.derivative", "pair.dy", ["softcap"]
+    ),
+    "the bias has the gradient before the cap": Mutant(
+        PAIR,
+        "if (Config::kBiasSums) bias += pair.dy",
+        "if (Config::kBiasSums) bias += pair.dx",
+        ["keys of a bias"],
+    ),
+    "a slope grows with the keys to the right": Mutant(
+        PAIR, "-pair.dy, magnitude(distance), slope", "-pair.dy, distance, slope", ["alibi"]
+    ),
+    "the scale's gradient has the scaled q": Mutant(
+        PAIR, "scale / static_cast<A>(params.forward.scale_q)", "scale", ["scale"]
+    ),
+    "dk and dq lack a factor of the scale": Mutant(SIMT, "G(r, c) * factor_q", "G(r, c)"),
+    # Who takes part.
+    "rows of another key head": Mutant(
+        PAIR, "entry.head / forward.group", "entry.head % forward.group", ["heads"]
+    ),
+    "the last entry that shares is left out": Mutant(
+        SIMT, "share < params.shares;", "share < params.shares - 1;", ["heads"]
+    ),
+    "only the first chunk of others is summed": Mutant(
+        SIMT,
+        "j < count; j += Block::kChunkN",
+        "j < minimum(count, Block::kChunkN); j += Block::kChunkN",
+    ),
+    "hidden pairs have what their products give": Mutant(
+        PAIR,
+        "visible ? exponential(y.score - of_row.lse) : A(0)",
+        "exponential(y.score - of_row.lse)",
+        ["mask"],
+    ),
+    "where P is 0 dP counts": Mutant(
+        PAIR, "Wanted<Config>::kScores && pair.P != A(0)", "Wanted<Config>::kScores", ["hidden NaN"]
+    ),
+    "nothing is computed again": Mutant(
+        SIMT, "needs_care<Config>(finite(G1) && finite(G2))", "false", ["hidden NaN"]
+    ),
+    "only the first gradient is looked at": Mutant(
+        SIMT, "finite(G1) && finite(G2)", "finite(G1)", ["hidden NaN of dO"]
+    ),
+    "hidden pairs aren't left out": Mutant(
+        NAIVE,
+        "static_cast<int>(visible), j)) continue;",
+        "static_cast<int>(visible), j)) {}",
+        ["hidden NaN"],
+        "naive",
+    ),
+    # What is written.
+    "the gradient of a pair isn't added": Mutant(
+        PAIR, "Convert<A>::from(load_global(target)) + dy", "dy", ["shared bias"], "naive"
+    ),
+    "the second entry replaces the first": Mutant(
+        SIMT,
+        "if (work.first) {\n      store_global(target",
+        "if (true) {\n      store_global(target",
+        ["shared bias"],
+    ),
+    "pairs that nobody comes to aren't cleared": Mutant(
+        SIMT, "Config::kPairs && work.first", "false", ["shared bias"]
+    ),
+    "rows beyond the end are stored": Mutant(SIMT, "if (own >= tile.end) continue;", ""),
+    "columns beyond the end are stored": Mutant(SIMT, "if (column < columns) {", "if (true) {"),
+    # Between threads.
+    "lanes read dx before it is written": Mutant(
+        SIMT, "if constexpr (kFirst) block.write_pairs(dP);", ""
+    ),
+    "rows don't take turns": Mutant(SIMT, "X(kRows - 1, j) = front;", "", ["mask"]),
+    "the next entry is told while the last one is read": Mutant(
+        SIMT,
+        "  __syncthreads();\n  if (threadIdx.x == 0) {\n    const Params& forward",
+        "  if (threadIdx.x == 0) {\n    const Params& forward",
+        ["slopes of heads"],
+    ),
+    "a sum of the last entry stays": Mutant(
+        SIMT, "*block.sums_of(block.row_of(r)) = {};", "{}", ["slopes of heads"]
+    ),
+}
