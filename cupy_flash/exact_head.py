@@ -100,7 +100,7 @@ def compute(head: Head) -> Rows:
     seen, v, sink = head.seen, head.v, head.sink
     unit = _unit(v)
     with np.errstate(invalid="ignore", over="ignore"):
-        scores, weight_errors, lse_errors = scores_and_errors(head)
+        scores, weight_errors, lse_errors = _scores(head)
     top = scores.max(axis=1, keepdims=True, initial=-np.inf)
     steps = 8
     sink_weight = np.zeros_like(top)
@@ -145,7 +145,7 @@ def _unit(x: Any) -> float:
     return 2.0**-53 if x.dtype == np.longdouble else 2.0**-24
 
 
-def scores_and_errors(head: Head) -> tuple[Array, Array, Array]:
+def _scores(head: Head) -> tuple[Array, Array, Array]:
     """Return the scores, how far each is off where it moves a weight, and each row's worst for lse.
 
     A pair that isn't visible has score -inf and error 0.

@@ -134,7 +134,9 @@ __device__ __forceinline__ PairGradient<A> pair_gradient(const Score<Config>& sc
                                                          bool visible) {
   PairGradient<A> pair;
   const DerivedScore<A> y = score.derived(dot, bias, distance);
-  pair.P = visible ? exponential(y.score - of_row.lse) : A(0);
+  // By rounding a score may be above lse; of large ones so far that its exponential overflows.
+  const A below = y.score - of_row.lse;
+  pair.P = visible ? exponential(below > A(0) ? A(0) : below) : A(0);
   if (Wanted<Config>::kScores && pair.P != A(0)) {
     pair.dy = pair.P * (dP - of_row.delta);
     pair.dx = pair.dy * y.derivative;

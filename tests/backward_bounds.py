@@ -81,7 +81,8 @@ def _of_head(
     if head.softcap is not None:
         x = y / head.softcap
         slope = 1 / np.cosh(x) ** 2
-        slope_error = slope * (np.expm1(np.minimum(4 * off / head.softcap, 60)) + 16 * u) + tiny
+        # The kernels make it of 1 - tanh and 1 + tanh, which are off by the rounding of 1.
+        slope_error = slope * np.expm1(np.minimum(4 * off / head.softcap, 60)) + 4 * u
         y = head.softcap * np.tanh(x)
         # tanh moves by the slope nearby, at most by its argument.
         off = np.minimum(off * np.minimum(slope + slope_error, 1), 2 * head.softcap)

@@ -8,13 +8,42 @@ from typing import Any
 
 import numpy as np
 
+from backward_bounds import bounds
 from cupy_flash import accuracy, reference
-from gradient_bounds import bounds
-from layouts import LAYOUTS, OUT_LAYOUTS, Strided, strided
-from option_arrays import visible
+from cupy_flash.accuracy import accumulation
+from layouts import LAYOUTS, Strided
+from option_arrays import placed
 from problems import DTYPES, Arrays, Case, result_dtype
 
 Array = np.ndarray[Any, Any]
+
+
+def names_of(case: Case) -> tuple[str, ...]:
+    """Return what a case has gradients of."""
+    given = {
+        "bias": case.bias is not None and case.bias_dtype in DTYPES,
+        "sinks": case.sinks is not None,
+        "alibi_slopes": case.alibi is not None,
+    }
+    return ("q", "k", "v", *(name for name, there in given.items() if there), "scale")
+
+
+def drawn_gradients(arrays: Arrays, pick: random.Random) -> tuple[Strided, Strided | None]:
+    """Draw do and perhaps dlse, NaN where they may not matter, in any layout."""
+    case, options = arrays.case, arrays.options()
+    exact = reference.attention(*(x.numpy() for x in arrays.inputs().values()), **options)
+    rng = np.random.default_rng(case.seed + 1)
+    do, dlse = (rng.standard_normal(x.shape) for x in (exact.out, exact.lse))
+    do[exact.visible == 0] = dlse[np.isneginf(exact.lse)] = np.nan
+    dtype = result_dtype(case)
+    if case.values == "large" and dtype != "float16":
+        # v is at the dtype's largest, and do @ v.T has to stay below it.
+        do *= 2.0**-60
+    layouts = [layout for layout in LAYOUTS if layout != "broadcast"]
+    given = placed(do.astype(DTYPES[dtype]), pick.choice(layouts))
+    if pick.random() < 0.4:
+        return given, None
+    return given, placed(dlse.astype(accumulation(dtype)), pick.choice(layouts))
 
 
 @dataclass
@@ -23,40 +52,33 @@ class Backward:
 
     arrays: Arrays
     do: Strided
-    dlse: Array | None
+    dlse: Strided | None
     wrt: tuple[str, ...]
 
     @classmethod
-    def of(cls, case: Case, wrt: tuple[str, ...] | None = None, dlse: bool = False) -> Backward:
-        """Draw them; in rows that see no key they are NaN. Without `wrt`, of some arguments."""
-        pick, rng = random.Random(case.seed), np.random.default_rng(case.seed)
-        arrays = case.build()
-        dtype = np.dtype(DTYPES[result_dtype(case)])
-        seen = visible(case.leading(), len(case.batch), case.m, case.n, arrays.options())
-        keyless = ~seen.any(axis=-1)
-        # Where an axis broadcasts, a NaN would be in other rows too.
-        layouts = OUT_LAYOUTS if keyless.any() else LAYOUTS
-        do = strided((*case.leading(), case.m, case.p), dtype, pick.choice(layouts))
-        if do.numpy().size:
-            do.numpy()[...] = rng.standard_normal(do.shape)
-            do.numpy()[keyless] = np.nan
-        of_lse = None
-        if dlse:
-            accumulate = accuracy.accumulation(dtype.name)
-            of_lse = rng.standard_normal(do.shape[:-1]).astype(accumulate)
-            # Of a row that sees no key lse is its sink.
-            if case.sinks is None:
-                of_lse[keyless] = np.nan
-        return cls(arrays, do, of_lse, wrt or some_of(pick, arrays))
+    def of(cls, case: Case, wrt: tuple[str, ...] | None = None) -> Backward:
+        """Draw them; without `wrt`, some of the arguments that have gradients, in any order."""
+        pick, arrays = random.Random(case.seed), case.build()
+        do, dlse = drawn_gradients(arrays, pick)
+        if wrt is None:
+            names = names_of(case)
+            chosen = [name for name in names if pick.random() < 0.7]
+            pick.shuffle(chosen)
+            wrt = tuple(chosen or names)
+        return cls(arrays, do, dlse, wrt)
 
     def check(self, found: dict[str, Array]) -> float:
         """Raise AssertionError unless the gradients are right; return the worst error / bound."""
-        inputs = [x.numpy() for x in self.arrays.inputs().values()]
+        arguments = {name: x.numpy() for name, x in self.arrays.inputs().items()}
+        do, dtype = self.do.numpy(), result_dtype(self.arrays.case)
+        dlse = None if self.dlse is None else self.dlse.numpy()
         exact = reference.attention_backward(
-            self.do.numpy(), *inputs, dlse=self.dlse, wrt=self.wrt, **self.arrays.options()
+            do, *arguments.values(), dlse=dlse, wrt=self.wrt, **self.arrays.options()
         )
-        dlse = np.zeros(self.do.shape[:-1]) if self.dlse is None else self.dlse
-        allowed = bounds(self.arrays, self.do.numpy(), dlse, self.wrt, exact)
+        arguments |= self.arrays.options()
+        dtypes = {name: x.dtype for name, x in found.items()}
+        given = np.zeros(do.shape[:-1]) if dlse is None else dlse
+        allowed = bounds(arguments, do, given, exact, dtype, dtypes)
         worst = 0.0
         for name in self.wrt:
             want = getattr(exact, name)
@@ -64,18 +86,3 @@ class Backward:
             assert compared.ok, f"d{name}: {compared}\n{self.arrays.case}"
             worst = max(worst, compared.ratio)
         return worst
-
-
-def some_of(pick: random.Random, arrays: Arrays) -> tuple[str, ...]:
-    """Pick some of the arguments that have gradients, in any order."""
-    names = differentiable(arrays)
-    chosen = [name for name in names if pick.random() < 0.7]
-    pick.shuffle(chosen)
-    return tuple(chosen or names)
-
-
-def differentiable(arrays: Arrays) -> tuple[str, ...]:
-    """Return the arguments that have gradients: a bias of integers has none."""
-    given = arrays.small()
-    names = ["q", "k", "v", "scale", *(x for x in ("sinks", "alibi_slopes") if x in given)]
-    return (*names, "bias") if "bias" in given and arrays.case.bias_dtype in DTYPES else (*names,)

@@ -41,11 +41,9 @@ BACKWARD_MUTANTS = {
         "j < minimum(count, Block::kChunkN); j += Block::kChunkN",
     ),
     "hidden pairs have what their products give": Mutant(
-        PAIR,
-        "visible ? exponential(y.score - of_row.lse) : A(0)",
-        "exponential(y.score - of_row.lse)",
-        ["mask"],
+        PAIR, "pair.P = visible ? exponential", "pair.P = true ? exponential", ["mask"]
     ),
+    "a weight may be above 1": Mutant(PAIR, "below > A(0) ? A(0) : below", "below", ["large"]),
     "where P is 0 dP counts": Mutant(
         PAIR, "Wanted<Config>::kScores && pair.P != A(0)", "Wanted<Config>::kScores", ["hidden NaN"]
     ),

@@ -26,6 +26,7 @@ CASES: dict[str, tuple[Case, tuple[str, ...]]] = {
     "plain": (replace(PLAIN, scale=0.3), QKV),
     "heads": (HEADS, QKV),
     "softcap": (replace(PLAIN, softcap=1.5), QKV),
+    "large": (replace(PLAIN, values="large", n=30, scale=2.0), QKV),
     "mask": (replace(PLAIN, mask="pairs"), QKV),
     "hidden NaN": (replace(PLAIN, mask="pairs"), QKV),
     "hidden NaN of dO": (replace(PLAIN, mask="pairs"), QKV),

@@ -37,6 +37,16 @@ FAMILIES = {
 }
 
 
+def of_one_dtype(case: Case) -> bool:
+    """Whether all gradients have one dtype."""
+    options = (
+        (case.bias, case.bias_dtype),
+        (case.alibi, case.alibi_dtype),
+        (case.sinks, case.sinks_dtype),
+    )
+    return len({*case.dtypes, *(dtype for given, dtype in options if given)}) == 1
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gradients_of_random_problems_are_within_their_bounds(
@@ -53,11 +63,11 @@ def test_gradients_of_random_problems_are_within_their_bounds(
         def one(case: Case) -> None:
             nonlocal total
             total += 1
-            # Where v is the dtype's largest number, dP overflows.
-            if case.values == "large":
+            if case.values == "large" and not of_one_dtype(case):
+                # What rounding leaves of such numbers is infinite in a narrower dtype.
                 case = replace(case, values="normal")
             pick = random.Random(case.seed + 1)
-            call = Backward.of(case, dlse=pick.random() < 0.5)
+            call = Backward.of(case)
             result = attention_backward(
                 call,
                 kernel,

@@ -9,41 +9,12 @@ import ml_dtypes
 import numpy as np
 
 from backward_bounds import bounds
+from backward_problems import drawn_gradients, names_of
 from cupy_flash import attention, attention_backward, reference
-from cupy_flash.accuracy import accumulation
-from layouts import LAYOUTS, OUT_LAYOUTS, Strided, strided
-from option_arrays import placed
-from problems import DTYPES, Arrays, Case, result_dtype
+from layouts import OUT_LAYOUTS, Strided, strided
+from problems import Case, result_dtype
 
 SENTINEL = 7.0
-
-
-def names_of(case: Case) -> tuple[str, ...]:
-    """Return what a case has gradients of."""
-    given = {
-        "bias": case.bias is not None and case.bias_dtype in DTYPES,
-        "sinks": case.sinks is not None,
-        "alibi_slopes": case.alibi is not None,
-    }
-    return ("q", "k", "v", *(name for name, there in given.items() if there), "scale")
-
-
-def drawn_gradients(arrays: Arrays, pick: random.Random) -> tuple[Strided, Strided | None]:
-    """Draw do and perhaps dlse, NaN where they may not matter, in any layout."""
-    case, options = arrays.case, arrays.options()
-    exact = reference.attention(*(x.numpy() for x in arrays.inputs().values()), **options)
-    rng = np.random.default_rng(case.seed + 1)
-    do, dlse = (rng.standard_normal(x.shape) for x in (exact.out, exact.lse))
-    do[exact.visible == 0] = dlse[np.isneginf(exact.lse)] = np.nan
-    dtype = result_dtype(case)
-    if case.values == "large" and dtype != "float16":
-        # v is at the dtype's largest, and do @ v.T has to stay below it.
-        do *= 2.0**-60
-    layouts = [layout for layout in LAYOUTS if layout != "broadcast"]
-    given = placed(do.astype(DTYPES[dtype]), pick.choice(layouts))
-    if pick.random() < 0.4:
-        return given, None
-    return given, placed(dlse.astype(accumulation(dtype)), pick.choice(layouts))
 
 
 def compare(case: Case, *, in_place: bool = True) -> float:
