@@ -156,6 +156,8 @@ class StatisticsVariant:
     file = "backward_statistics.cuh"
     entry = "cupy_flash_backward_statistics"
     shared_memory = 0
+    # Rows that a thread has a part of at a time.
+    rows = 4
 
     @property
     def accumulate(self) -> str:
@@ -166,7 +168,7 @@ class StatisticsVariant:
     def tile(self) -> Tile:
         """How a block divides its work: `block_m` rows."""
         threads = 256
-        return Tile(threads // self.lanes, 1, threads, 1)
+        return Tile(threads // self.lanes * self.rows, 1, threads, 1)
 
     def __str__(self) -> str:
         """Say the variant in one line, for logs and errors."""
