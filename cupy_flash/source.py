@@ -141,7 +141,8 @@ def _statistics(variant: StatisticsVariant) -> _Constants:
         "Sinks": _type_or(variant.sinks, "NoSinks"),
     }
     flags = dict.fromkeys(("kLeft", "kRight", "kOffsetFromLengths"), False)
-    sizes = {"kBlockM": variant.tile.block_m, "kLanes": variant.lanes, "kPack": variant.pack}
+    sizes = {"kBlockM": variant.tile.block_m, "kRows": variant.rows}
+    sizes |= {"kLanes": variant.lanes, "kPack": variant.pack}
     return _Constants(types, flags, sizes)
 
 

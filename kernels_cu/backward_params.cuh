@@ -19,7 +19,8 @@ struct BackwardParams {
   long long own_batch[kBatchAxes];     // extents of the batch axes that have gradients of their own, or 1
   long long shared_batch[kBatchAxes];  // of those that are summed over, or 1
   double p_exponent;       // of the power of two that sm80 gives P, so that float16 holds it
-  long long reserved[7];   // the operands begin at a multiple of 64
+  long long together;      // entries whose tiles take turns, so that their others stay in the L2 cache
+  long long reserved[6];   // the operands begin at a multiple of 64
   Operand d_o;         // (batch..., heads, m, p)
   Operand dlse;        // (batch..., heads, m); null if lse has no gradient
   Operand statistics;  // (batch..., heads, m), of Statistics, m rounded up to a multiple of kStatisticsRows
@@ -56,7 +57,8 @@ static_assert(CUPY_FLASH_OFFSET(BackwardParams, lse_unit) == 952, "backward/para
 static_assert(CUPY_FLASH_OFFSET(BackwardParams, own_batch) == 960, "backward/params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(BackwardParams, shared_batch) == 992, "backward/params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(BackwardParams, p_exponent) == 1024, "backward/params.py: PARAMS_DTYPE");
-static_assert(CUPY_FLASH_OFFSET(BackwardParams, reserved) == 1032, "backward/params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(BackwardParams, together) == 1032, "backward/params.py: PARAMS_DTYPE");
+static_assert(CUPY_FLASH_OFFSET(BackwardParams, reserved) == 1040, "backward/params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(BackwardParams, d_o) == 1088, "backward/params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(BackwardParams, dlse) == 1152, "backward/params.py: PARAMS_DTYPE");
 static_assert(CUPY_FLASH_OFFSET(BackwardParams, statistics) == 1216, "backward/params.py: PARAMS_DTYPE");

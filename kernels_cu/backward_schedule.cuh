@@ -62,24 +62,34 @@ struct BackwardSchedule {
 
   __device__ __forceinline__ OwnTile locate(long long number) const {
     OwnTile tile;
-    long long rest = quotient(number, params.own_tiles);
-    const long long own_tile = number - rest * params.own_tiles;
     const long long extent = Config::kOfKeys ? params.forward.n : params.forward.m;
-    // Where keys are bounded on the right the last rows see the most of them: they start first. The first
-    // keys are seen by the most rows.
+    const long long parts = params.own_tiles * params.chunks;  // of an entry
+    long long part, entry;
+    if constexpr (Config::kRight) {
+      // The tiles that see the most start first, of all entries whose others fit in the L2 cache: those of the
+      // last entries would else be the last to start.
+      const long long first = quotient(number, parts * params.together) * params.together;
+      const long long entries = minimum(params.tiles / parts - first, params.together);
+      const long long rest = number - first * parts;
+      part = quotient(rest, entries);
+      entry = first + rest - part * entries;
+    } else {
+      entry = quotient(number, parts);
+      part = number - entry * parts;
+    }
+    const long long chunk = quotient(part, params.own_tiles);
+    const long long own_tile = part - chunk * params.own_tiles;
+    // Where keys are bounded on the right the last rows see the most of them, and the first keys are seen by
+    // the most rows.
     const bool last_first = Config::kRight && !Config::kOfKeys;
     tile.begin = (last_first ? params.own_tiles - 1 - own_tile : own_tile) * Config::kBlockM;
     tile.end = minimum(tile.begin + Config::kBlockM, extent);
-    tile.chunk = {0, params.forward.n};
+    tile.chunk = {chunk * params.chunk_keys, params.forward.n};
     if (params.chunks > 1) {
-      const long long outer = quotient(rest, params.chunks);
-      tile.chunk.begin = (rest - outer * params.chunks) * params.chunk_keys;
       tile.chunk.end = minimum(tile.chunk.begin + params.chunk_keys, params.forward.n);
-      rest = outer;
     }
-    const long long entry = quotient(rest, params.own_heads);
-    tile.head = rest - entry * params.own_heads;
-    rest = entry;
+    long long rest = quotient(entry, params.own_heads);
+    tile.head = entry - rest * params.own_heads;
 #pragma unroll
     for (int axis = kBatchAxes - 1; axis >= 0; --axis) {
       tile.batch[axis] = 0;

@@ -23,6 +23,7 @@ template <class Block, class OwnTile>
 struct OwnFragments {
   unsigned address;
 
+  __device__ __forceinline__ OwnFragments(unsigned address) : address(address) {}
   __device__ __forceinline__ OwnFragments(const Block& block, const OwnTile& tile)
       : address(tile.at(block.warp_row() + block.lane() % 16, block.lane() / 16)) {}
 
@@ -205,19 +206,31 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // Writes a warp's P or dS, rounded, to where the warps that share its rows read it.
 template <class T, class Block>
-__device__ __forceinline__ void store_exchange(const Block& block, const typename Block::Exchange& tile,
+__device__ __forceinline__ void store_exchange(const typename Block::Exchange& tile,
                                                typename Block::Scores& S) {
   using Scores = typename Block::Scores;
+  const ThreadPlace<Block> place;
+  // From the thread's first element: a row of scores is eight rows further, which are turned alike, and eight
+  // columns are a piece.
+  const unsigned first = tile.at(place.row + Scores::row_of(place.lane, 0),
+                                 place.part * (Block::kStep / 8)) +
+                         Scores::column_of(place.lane, 0) * 2;
 #pragma unroll
   for (int r = 0; r < Scores::kRows; ++r) {
 #pragma unroll
     for (int c = 0; c < Scores::kColumns; c += 2) {
-      const int column = block.part() * Block::kStep + Scores::column_of(block.lane(), c);
-      store_shared(tile.at(block.warp_row() + Scores::row_of(block.lane(), r), column / 8) +
-                       column % 8 * 2,
+      store_shared((first ^ c / 2 * 16) + Scores::row_of(0, r) * Block::Exchange::kPitch,
                    pack_pair<T>(S(r, c), S(r, c + 1)));
     }
   }
+}
+
+// The fragments of what warps have exchanged. Where they lie is worked out each time: registers are short.
+template <class Block>
+__device__ __forceinline__ OwnFragments<Block, typename Block::Exchange> exchanged(
+    const typename Block::Exchange& tile) {
+  const ThreadPlace<Block> place;
+  return {tile.at(place.row + place.lane % 16, place.lane / 16)};
 }
 
 // Whether any of the warps that share a warp's rows sees something of a tile.
@@ -239,9 +252,10 @@ __device__ __forceinline__ void add_second(const Block& block, const typename Bl
                                            typename Block::SecondSums& sums) {
   using T = typename Block::T;
   if constexpr (Block::kExchange) {
-    const OwnFragments<Block, typename Block::Exchange> left(block, block.exchange(Config::kFirst));
-    const int piece = block.part() * (Config::kHeadDimV / Block::kSplit / 8);
-    product_pv<T>(left, block.second(stage), piece, block.lane(), sums);
+    const ThreadPlace<Block> place;
+    const int piece = place.part * (Config::kHeadDimV / Block::kSplit / 8);
+    product_pv<T>(exchanged<Block>(block.exchange(Config::kFirst)), block.second(stage), piece,
+                  place.lane, sums);
   } else {
     product_pv<T>(P, step, block.lane(), sums);
   }
@@ -254,9 +268,9 @@ __device__ __forceinline__ void add_first(const Block& block, const typename Blo
                                           typename Block::FirstSums& sums) {
   using T = typename Block::T;
   if constexpr (Block::kExchange) {
-    const OwnFragments<Block, typename Block::Exchange> left(block, block.exchange(0));
-    const int piece = block.part() * (Config::kHeadDim / Block::kSplit / 8);
-    product_pv<T>(left, block.first(stage), piece, block.lane(), sums);
+    const ThreadPlace<Block> place;
+    const int piece = place.part * (Config::kHeadDim / Block::kSplit / 8);
+    product_pv<T>(exchanged<Block>(block.exchange(0)), block.first(stage), piece, place.lane, sums);
   } else {
     product_pv<T>(dS, step, block.lane(), sums);
   }
@@ -278,17 +292,16 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
   const int others = block.work().others;
   int stage = 0;
   for (int at = 0; at < others; at += Block::kOthers) {
-    const auto& work = block.work();
     const int next = at + Block::kOthers;
     wait_for_copies();
     if constexpr (Block::kArrays) copy_arrays<Config>(params.forward, block, at);
     if constexpr (kTwoStages) {
-      copy_first<false, Config>(params, block, work, next, stage ^ 1);
-      copy_second<false, Config>(params, block, work, next, stage ^ 1);
-      if (!Block::kExchange) copy_statistics<Config>(block, work, next, stage ^ 1);
+      copy_first<false, Config>(params, block, block.work(), next, stage ^ 1);
+      copy_second<false, Config>(params, block, block.work(), next, stage ^ 1);
+      if (!Block::kExchange) copy_statistics<Config>(block, block.work(), next, stage ^ 1);
     } else if (at > 0) {
-      copy_first<false, Config>(params, block, work, at, 0);
-      if (!Block::kExchange) copy_statistics<Config>(block, work, at, 0);
+      copy_first<false, Config>(params, block, block.work(), at, 0);
+      if (!Block::kExchange) copy_statistics<Config>(block, block.work(), at, 0);
     }
     commit_async();
     const PairGradients<Config> pairs = pair_gradients<Config>(params, block, at, share);
@@ -299,9 +312,23 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
                                                step.column * Block::First::kPitch};
       const typename Block::StepSecond second = {block.second(stage).base +
                                                  step.column * Block::Second::kPitch};
+      // Of a step without barriers an idle warp does nothing.
+      constexpr bool kBarriers = Block::kArrays || Block::kExchange || !kTwoStages;
+      if (!kBarriers && step.idle) {
+        if (Config::kPairs && share == 0) store_no_gradients(block, step.column, pairs);
+        continue;
+      }
+      const bool idle = kBarriers && step.idle;
       Scores S, dP;
+      // S first, whose exponentials don't wait for dP then. Without a second stage the second matrix is what
+      // has come.
+      if (kTwoStages && !idle) {
+        S.clear();
+        product_qk<T>(OwnFragments<Block, typename Block::OwnFirst>(block, block.own_first()), first,
+                      block.lane(), S);
+      }
       if constexpr (Block::kDerivative) {
-        if (!step.idle) {
+        if (!idle) {
           dP.clear();
           product_qk<T>(OwnFragments<Block, typename Block::OwnSecond>(block, block.own_second()),
                         second, block.lane(), dP);
@@ -310,11 +337,11 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
       if (!kTwoStages && column == 0) {
         wait_for_copies();
         if (kOneStep && !Config::kSecond) {
-          copy_second<false, Config>(params, block, work, next, 0);
+          copy_second<false, Config>(params, block, block.work(), next, 0);
           commit_async();
         }
       }
-      if (!step.idle) {
+      if (!kTwoStages && !idle) {
         S.clear();
         product_qk<T>(OwnFragments<Block, typename Block::OwnFirst>(block, block.own_first()), first,
                       block.lane(), S);
@@ -323,13 +350,13 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
         wait_async<1>();
         __syncthreads();
       }
-      if (Block::kArrays && work.careful && column == 0) {
+      if (Block::kArrays && block.work().careful && column == 0) {
         __syncthreads();
         clear_hidden_others<Config>(params.forward, block, at, stage);
         __syncthreads();
       }
-      if (!step.idle) {
-        if (step.all && !(Block::kArrays && work.careful)) {
+      if (!idle) {
+        if (step.all && !(Block::kArrays && block.work().careful)) {
           differentiate<false>(params.forward, block, step, stage, of_thread, pairs, sums, S, dP);
         } else {
           differentiate<true>(params.forward, block, step, stage, of_thread, pairs, sums, S, dP);
@@ -338,22 +365,22 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
         store_no_gradients(block, step.column, pairs);
       }
       if constexpr (Block::kExchange) {
-        if (step.idle) {
+        if (idle) {
           S.clear();
           dP.clear();
         }
-        if constexpr (Config::kFirst) store_exchange<T>(block, block.exchange(0), dP);
-        if constexpr (Config::kSecond) store_exchange<T>(block, block.exchange(Config::kFirst), S);
+        if constexpr (Config::kFirst) store_exchange<T, Block>(block.exchange(0), dP);
+        if constexpr (Config::kSecond) store_exchange<T, Block>(block.exchange(Config::kFirst), S);
         __syncthreads();
-        copy_statistics<Config>(block, work, next, 0);
+        copy_statistics<Config>(block, block.work(), next, 0);
         commit_async();
       }
-      const bool adds = Block::kExchange ? shares_see(block, at) : !step.idle;
+      const bool adds = Block::kExchange ? shares_see(block, at) : !idle;
       if constexpr (Config::kSecond) {
         if (adds) add_second<Config>(block, S, second, stage, gradients.second);
         if (!kTwoStages && kOneStep && next < others) {
           __syncthreads();
-          copy_second<false, Config>(params, block, work, next, 0);
+          copy_second<false, Config>(params, block, block.work(), next, 0);
           commit_async();
         }
       }
@@ -365,7 +392,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
       stage ^= 1;
     } else if (!kOneStep && next < others) {
       __syncthreads();
-      copy_second<false, Config>(params, block, work, next, 0);
+      copy_second<false, Config>(params, block, block.work(), next, 0);
       commit_async();
     }
   }

@@ -14,12 +14,14 @@
 // whole kernel.
 template <class Block>
 struct ThreadPlace {
-  int row;  // of its warp
+  int row;   // of its warp
+  int part;  // which of the warps that share the rows it is of
   int lane;
 
   __device__ __forceinline__ ThreadPlace() {
     const int thread = opaque(static_cast<int>(threadIdx.x));
     row = thread / (32 * Block::kSplit) * Block::kWarpRows;
+    part = thread / 32 % Block::kSplit;
     lane = thread % 32;
   }
 };

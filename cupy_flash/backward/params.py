@@ -44,7 +44,8 @@ _HEADER: dict[str, Any] = {
     "own_batch": (np.int64, BATCH_AXES),
     "shared_batch": (np.int64, BATCH_AXES),
     "p_exponent": np.float64,
-    "reserved": (np.int64, 7),
+    "together": np.int64,
+    "reserved": (np.int64, 6),
 }
 
 
@@ -72,6 +73,8 @@ SUM_DTYPE = _struct(
         "target": OPERAND_DTYPE,
     }
 )
+# What blocks that run at a time read again should fit in: most of an H200's L2 cache of 50 MB.
+L2_BYTES = 32 << 20
 # P of sm80 in float16 carries two to this, as in a forward call: normal numbers down to 2**-29.
 SM80_FLOAT16_P_EXPONENT = 15
 
@@ -275,10 +278,19 @@ def _gradients(
     params["chunk_keys"] = one.chunk_keys or max(call.n, 1)
     params["own_heads"], params["shared_heads"] = own.heads, call.heads // max(own.heads, 1)
     params["shares"] = params["shared_heads"] * math.prod(shared)
+    params["together"] = _entries_together(problem, variant.keys)
     params["own_batch"], params["shared_batch"] = _padded(own_batch), _padded(shared)
     if tiles:
         grid = min(tiles, LARGEST_GRID)
         yield from _launches(variant, params, sources, operands, axes, pointers, grid)
+
+
+def _entries_together(problem: BackwardProblem, keys: bool) -> int:
+    """Return of how many entries what passes by fits in the L2 cache."""
+    call = problem.forward
+    first, second = (call.q, problem.do) if keys else (call.k, call.v)
+    sizes = (to_dtype(x.dtype).itemsize * y for x, y in ((first, call.d), (second, call.p)))
+    return max(L2_BYTES // max((call.m if keys else call.n) * sum(sizes), 1), 1)
 
 
 def _sums(total: SumPass, pointers: Mapping[str, int]) -> Iterator[BackwardLaunch]:

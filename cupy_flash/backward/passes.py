@@ -10,12 +10,7 @@ from cupy_flash.arrays import to_dtype
 from cupy_flash.axes import Operand, contiguous_strides
 from cupy_flash.backward.problem import BackwardProblem, Gradient
 from cupy_flash.backward.select import choose_forward, keys_in_one_pass, with_tile
-from cupy_flash.backward.variant import (
-    STATISTICS_THREADS,
-    BackwardVariant,
-    StatisticsVariant,
-    SumVariant,
-)
+from cupy_flash.backward.variant import BackwardVariant, StatisticsVariant, SumVariant
 from cupy_flash.device import Device
 from cupy_flash.variant import ITEMSIZE, WARP, Variant
 
@@ -207,7 +202,7 @@ class _Builder:
         if bias and bias.rows == 1 and not self._is_of_pairs(bias) and bias.columns != 1:
             self._sum("bias", "key_sums", "column")
             sums = {"bias_sums": "key_sums"}
-        if k and v and _own(k) == _own(v) and keys_in_one_pass(self.forward):
+        if k and v and _own(k) == _own(v) and keys_in_one_pass(self.forward, self.device):
             results = {"dk": "k", "dv": "v", **sums}
             self._add(True, _own(k), results, first=True, second=True, bias_sums=bool(sums))
             return
@@ -282,8 +277,7 @@ def statistics_variant(problem: BackwardProblem, forward: Variant) -> Statistics
     itemsize = to_dtype(call.dtype).itemsize
     aligned = call.o.unit == problem.do.unit == 16
     pack = 16 // itemsize if aligned else 1
-    # A block has no more rows than what the statistics are padded to.
-    lanes = STATISTICS_THREADS // STATISTICS_ROWS
+    lanes = 1
     while lanes < WARP and lanes * pack < call.p:
         lanes *= 2
     sinks = call.sinks.dtype if call.sinks and "sinks" in problem.wrt else None

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cupy_flash.backward.problem import BackwardProblem
-from cupy_flash.backward.tiles import NAIVE_TILE, SIMT_TILES, SM80_JOINT, SM80_TILES
+from cupy_flash.backward.tiles import (
+    NAIVE_TILE,
+    SIMT_TILES,
+    SM80_JOINT,
+    SM80_SCORE_TILES,
+    SM80_TILES,
+)
 from cupy_flash.backward.variant import BackwardVariant
 from cupy_flash.device import Device
 from cupy_flash.select import RESERVED_SHARED_MEMORY, choose
-from cupy_flash.variant import WARP, Tile, Variant
+from cupy_flash.variant import Tile, Variant
 
 
 def choose_forward(problem: BackwardProblem, device: Device) -> Variant:
@@ -41,11 +47,15 @@ def _widest(variant: Variant) -> int:
     return max(variant.head_dim, variant.head_dim_v)
 
 
-def keys_in_one_pass(forward: Variant) -> bool:
-    """Whether one kernel computes dk and dv; registers don't hold both of wide heads."""
+def keys_in_one_pass(forward: Variant, device: Device) -> bool:
+    """Whether one kernel computes dk and dv: registers and shared memory may not hold both."""
+    widest = _widest(forward)
+    if forward.family == "naive":
+        return True
     if forward.family == "simt":
-        return (2, forward.accumulate, _widest(forward)) in SIMT_TILES
-    return forward.family == "naive" or _widest(forward) <= SM80_JOINT
+        return (2, forward.accumulate, widest) in SIMT_TILES
+    both = BackwardVariant(forward, keys=True, first=True, second=True)
+    return widest in SM80_JOINT and _fitting(both, SM80_TILES["kv", widest], device) is not None
 
 
 def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
@@ -56,25 +66,29 @@ def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
     if family == "simt":
         gradients = 2 if variant.first and variant.second else 1
         return _tiled(variant, SIMT_TILES[gradients, variant.accumulate, widest])
-    return _fitting(variant, SM80_TILES[_pass_of(variant), widest], device)
+    fitting = _fitting(variant, _sm80_tiles(variant, widest), device)
+    assert fitting is not None, "the last tile fits on every GPU"
+    return fitting
 
 
-def _pass_of(variant: BackwardVariant) -> str:
+def _sm80_tiles(variant: BackwardVariant, widest: int) -> tuple[Tile, ...]:
     if not variant.keys:
-        return "q"
-    if variant.first and variant.second:
-        return "kv"
-    return "v" if variant.scores_only else "k"
+        return SM80_TILES["q", widest] if variant.first else SM80_SCORE_TILES[widest]
+    if variant.first or variant.second:
+        return SM80_TILES["k" * variant.first + "v" * variant.second, widest]
+    return SM80_SCORE_TILES[widest]
 
 
 def _tiled(variant: BackwardVariant, tile: Tile) -> BackwardVariant:
     return replace(variant, forward=replace(variant.forward, tile=tile))
 
 
-def _fitting(variant: BackwardVariant, tile: Tile, device: Device) -> BackwardVariant:
-    """Return the variant with what of its tile shared memory has room for.
+def _fitting(
+    variant: BackwardVariant, tiles: tuple[Tile, ...], device: Device
+) -> BackwardVariant | None:
+    """Return the variant with the first of the tiles that shared memory has room for, if any.
 
-    First for as many blocks as the tile wants, then for one. Arrays count as if each differed from
+    First for as many blocks as a tile wants, then for one. Arrays count as if each differed from
     row to row, so that those of a row alone have the tiles that they have among others.
     """
     largest = replace(
@@ -86,15 +100,9 @@ def _fitting(variant: BackwardVariant, tile: Tile, device: Device) -> BackwardVa
         ),
     )
     whole = device.shared_memory + RESERVED_SHARED_MEMORY
-    smaller = [
-        replace(tile, block_n=n, stages=stages)
-        for stages in range(tile.stages, 0, -1)
-        for n in (tile.block_n, tile.block_n // 2)
-        if n >= max(tile.chunk_n, WARP)
-    ]
-    for blocks in range(tile.blocks, 0, -1):
-        for candidate in smaller:
-            bytes_of_one = _tiled(largest, candidate).shared_memory + RESERVED_SHARED_MEMORY
-            if blocks * bytes_of_one <= whole:
-                return _tiled(variant, candidate)
-    raise AssertionError("SHARED_MEMORY holds the narrowest tile")
+    for wanted in (True, False):
+        for tile in tiles:
+            bytes_of_one = _tiled(largest, tile).shared_memory + RESERVED_SHARED_MEMORY
+            if bytes_of_one * (tile.blocks if wanted else 1) <= whole:
+                return _tiled(variant, tile)
+    return None

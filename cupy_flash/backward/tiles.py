@@ -28,31 +28,111 @@ SIMT_TILES = {
     (2, "float64", 128): Tile(32, 64, 16, 16, 16, 8, 1),
 }
 
-# Widest head-dim bucket whose dk and dv one pass computes.
-SM80_JOINT = 128
-# (what the pass computes, head-dim bucket) -> tile: own rows or keys, others, warps. `chunk_n`
-# others are multiplied at a time.
+# Head-dim buckets whose dk and dv one pass computes, where shared memory has room for its tile.
+SM80_JOINT = (32, 64, 96, 128, 256)
+
+
+def _tile(
+    own: int,
+    others: int,
+    step: int,
+    *,
+    warps: int = 4,
+    split: int = 1,
+    blocks: int = 2,
+    stages: int = 2,
+) -> Tile:
+    """Return a tile; `step` is how many of the others a warp multiplies at a time."""
+    return Tile(own, others, warps, WARP, 0, step, blocks, stages, split)
+
+
+# (what the pass computes, head-dim bucket) -> tiles, the fastest first: the first that fits is
+# taken. All lists but those of "kv" end with one that fits on every GPU from sm_80 on, with any
+# options.
 SM80_TILES = {
-    ("q", 32): Tile(128, 64, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("q", 64): Tile(128, 64, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("q", 96): Tile(128, 32, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("q", 128): Tile(128, 32, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("q", 192): Tile(64, 32, 4, WARP, chunk_n=32, blocks=1, stages=2),
-    ("q", 256): Tile(64, 32, 4, WARP, chunk_n=32, blocks=1, stages=2),
-    ("kv", 32): Tile(128, 64, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("kv", 64): Tile(128, 64, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("kv", 96): Tile(64, 64, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("kv", 128): Tile(64, 64, 4, WARP, chunk_n=64, blocks=2, stages=2),
-    ("k", 32): Tile(128, 64, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("k", 64): Tile(128, 64, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("k", 96): Tile(128, 32, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("k", 128): Tile(128, 32, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("k", 192): Tile(64, 32, 4, WARP, chunk_n=32, blocks=1, stages=2),
-    ("k", 256): Tile(64, 32, 4, WARP, chunk_n=32, blocks=1, stages=2),
-    ("v", 32): Tile(128, 64, 4, WARP, chunk_n=64, blocks=2, stages=2),
-    ("v", 64): Tile(128, 64, 4, WARP, chunk_n=64, blocks=2, stages=2),
-    ("v", 96): Tile(128, 64, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("v", 128): Tile(128, 32, 4, WARP, chunk_n=32, blocks=2, stages=2),
-    ("v", 192): Tile(64, 32, 4, WARP, chunk_n=32, blocks=1, stages=2),
-    ("v", 256): Tile(64, 32, 4, WARP, chunk_n=32, blocks=1, stages=2),
+    ("q", 32): (
+        _tile(128, 128, 32),
+        _tile(128, 64, 32),
+        _tile(128, 64, 32, stages=1),
+        _tile(64, 32, 32),
+    ),
+    ("q", 64): (
+        _tile(128, 128, 32),
+        _tile(128, 64, 32),
+        _tile(128, 64, 32, stages=1),
+        _tile(64, 32, 32),
+    ),
+    ("q", 96): (_tile(128, 32, 32), _tile(64, 32, 32), _tile(64, 32, 32, stages=1)),
+    ("q", 128): (
+        _tile(128, 32, 32),
+        _tile(128, 32, 32, stages=1),
+        _tile(64, 32, 32),
+        _tile(64, 32, 32, stages=1),
+    ),
+    ("q", 192): (_tile(128, 32, 32, warps=8, blocks=1), _tile(64, 32, 32, blocks=1, stages=1)),
+    ("q", 256): (
+        _tile(128, 64, 32, warps=8, split=2, blocks=1, stages=1),
+        _tile(64, 64, 32, split=2, blocks=1, stages=1),
+        _tile(32, 32, 16, warps=2, split=2, blocks=1, stages=1),
+    ),
+    ("kv", 32): (
+        _tile(128, 128, 32),
+        _tile(128, 64, 32),
+        _tile(128, 64, 32, stages=1),
+        _tile(64, 32, 32),
+    ),
+    ("kv", 64): (
+        _tile(128, 128, 32),
+        _tile(128, 64, 32),
+        _tile(128, 64, 32, stages=1),
+        _tile(64, 32, 32),
+    ),
+    ("kv", 96): (_tile(64, 64, 32), _tile(64, 32, 32), _tile(64, 32, 32, stages=1)),
+    ("kv", 128): (
+        _tile(64, 64, 32, split=2),
+        _tile(64, 64, 32, split=2, stages=1),
+        _tile(64, 32, 32, stages=1),
+    ),
+    ("kv", 256): (
+        _tile(64, 64, 16, warps=8, split=4, blocks=1),
+        _tile(64, 64, 16, warps=8, split=4, blocks=1, stages=1),
+        _tile(32, 64, 16, warps=4, split=4, blocks=1, stages=1),
+    ),
+    ("k", 32): (_tile(128, 64, 32), _tile(64, 32, 32)),
+    ("k", 64): (_tile(128, 64, 32), _tile(64, 32, 32)),
+    ("k", 96): (_tile(128, 32, 32), _tile(64, 32, 32), _tile(64, 32, 32, stages=1)),
+    ("k", 128): (
+        _tile(128, 32, 32),
+        _tile(128, 32, 32, stages=1),
+        _tile(64, 32, 32),
+        _tile(64, 32, 32, stages=1),
+    ),
+    ("k", 192): (_tile(128, 32, 32, warps=8, blocks=1), _tile(64, 32, 32, blocks=1, stages=1)),
+    ("k", 256): (
+        _tile(128, 64, 32, warps=8, split=2, blocks=1, stages=1),
+        _tile(64, 64, 32, split=2, blocks=1, stages=1),
+        _tile(32, 32, 16, warps=2, split=2, blocks=1, stages=1),
+    ),
+    ("v", 32): (_tile(128, 64, 32), _tile(64, 32, 32)),
+    ("v", 64): (_tile(128, 64, 32), _tile(64, 32, 32)),
+    ("v", 96): (_tile(128, 64, 32), _tile(128, 32, 32), _tile(64, 32, 32, stages=1)),
+    ("v", 128): (_tile(128, 64, 64), _tile(128, 32, 32), _tile(64, 32, 32, stages=1)),
+    ("v", 192): (_tile(128, 32, 32, warps=8, blocks=1), _tile(64, 32, 32, blocks=1, stages=1)),
+    ("v", 256): (
+        _tile(128, 64, 32, warps=8, split=2, blocks=1),
+        _tile(64, 32, 32, blocks=1, stages=1),
+    ),
+}
+# Of passes that leave sums and pairs alone, without a gradient whose sums take registers.
+SM80_SCORE_TILES = {
+    32: (_tile(128, 64, 32), _tile(64, 32, 32)),
+    64: (_tile(128, 64, 32), _tile(64, 32, 32)),
+    96: (_tile(64, 64, 32), _tile(64, 32, 32, stages=1)),
+    128: (_tile(64, 64, 32), _tile(64, 32, 32, stages=1)),
+    192: (_tile(64, 64, 32, blocks=1), _tile(64, 32, 32, blocks=1, stages=1)),
+    256: (
+        _tile(64, 64, 32, blocks=1),
+        _tile(64, 32, 32, blocks=1, stages=1),
+        _tile(32, 32, 32, warps=2, blocks=1, stages=1),
+    ),
 }

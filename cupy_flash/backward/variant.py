@@ -14,8 +14,6 @@ SIMT_WORK_BYTES = 320
 SM80_WORK_BYTES = 320
 # Bytes of a row's statistics in float32: lse and delta.
 STATISTICS_BYTES = 8
-# Threads of a block of the statistics.
-STATISTICS_THREADS = 256
 # Bytes of shared memory in which the warps of a block put their parts of a sum.
 SUM_BYTES = 128
 
@@ -174,6 +172,8 @@ class StatisticsVariant:
     file = "backward_statistics.cuh"
     entry = "cupy_flash_backward_statistics"
     shared_memory = 0
+    # Rows that a thread has a part of at a time.
+    rows = 4
 
     @property
     def accumulate(self) -> str:
@@ -183,7 +183,8 @@ class StatisticsVariant:
     @property
     def tile(self) -> Tile:
         """How a block divides its work: `block_m` rows."""
-        return Tile(STATISTICS_THREADS // self.lanes, 1, STATISTICS_THREADS, 1)
+        threads = 256
+        return Tile(threads // self.lanes * self.rows, 1, threads, 1)
 
     def __str__(self) -> str:
         """Say the variant in one line, for logs and errors."""
