@@ -96,6 +96,8 @@ class BackwardPlan:
     ----------
     device : int
         The CUDA device that computes it.
+    inputs : int
+        How many arrays of a call it reads; the results given come after them, then the workspace.
     pairs : tuple of Pair
         The arrays given that may not share an element.
     fresh : tuple of Fresh or None
@@ -110,6 +112,7 @@ class BackwardPlan:
     """
 
     device: int
+    inputs: int
     pairs: tuple[Pair, ...]
     fresh: tuple[Fresh | None, ...]
     steps: Iterable[Step]

@@ -290,8 +290,8 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
   constexpr bool kOneStep = Block::kOthers == Block::kStep * Block::kSplit;
   const ThreadStatistics<Config, Block> of_thread(block);
   const int others = block.work().others;
-  int stage = 0;
   for (int at = 0; at < others; at += Block::kOthers) {
+    const int stage = kTwoStages ? at / Block::kOthers % 2 : 0;
     const int next = at + Block::kOthers;
     wait_for_copies();
     if constexpr (Block::kArrays) copy_arrays<Config>(params.forward, block, at);
@@ -388,9 +388,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
         if (adds) add_first<Config>(block, dP, first, stage, gradients.first);
       }
     }
-    if constexpr (kTwoStages) {
-      stage ^= 1;
-    } else if (!kOneStep && next < others) {
+    if (!kTwoStages && !kOneStep && next < others) {
       __syncthreads();
       copy_second<false, Config>(params, block, block.work(), next, 0);
       commit_async();

@@ -100,8 +100,8 @@ struct Sm80BackwardBlock {
   static_assert(kWarpRows == 16 || kWarpRows == 32, "a warp holds one or two fragments of rows");
   static_assert(kOthers % (kStep * kSplit) == 0 && kStatisticsRows % kOthers == 0, "steps divide tiles");
   static_assert(!kExchange || kOthers == kStep * kSplit, "one exchange a tile");
-  static_assert(!kExchange || (FirstSums::kColumns % 16 == 0 && SecondSums::kColumns % 16 == 0),
-                "columns of a warp begin at multiples of 64");
+  static_assert(!kExchange || !Config::kFirst || FirstSums::kColumns % 16 == 0, "64 columns a warp");
+  static_assert(!kExchange || !Config::kSecond || SecondSums::kColumns % 16 == 0, "64 columns a warp");
 
   unsigned shared = shared_address(shared_memory());
 

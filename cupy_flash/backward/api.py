@@ -15,6 +15,7 @@ from cupy_flash.errors import named
 from cupy_flash.explanation import stand_ins
 from cupy_flash.gradients import gradients_type
 from cupy_flash.options import check_options
+from cupy_flash.plan import recall
 from cupy_flash.problem import SMALL_ARRAYS, make_problem
 
 
@@ -132,6 +133,16 @@ def attention_backward(
     array([[-0.25],
            [ 0.25]])
     """
+    outs = out if type(out) is tuple else (out,)
+    arguments = (do, q, k, v, o, lse, dlse, mask, bias, alibi_slopes, sinks, q_lengths, k_lengths)
+    values: tuple[Any, ...]
+    values = ("backward", scale, causal, offset, window, softcap, precision, kernel, deterministic)
+    if type(window) is tuple:
+        values += window
+    plan, key, pointers = recall((*arguments, *outs, workspace), (*values, wrt))
+    if plan is not None:
+        outs = out or (None,) * len(wrt)
+        return gradients_type(wrt)(*_launch().run(plan, pointers, outs, workspace))
     given = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
     if dlse is not None:
         given["dlse"] = dlse
@@ -160,7 +171,7 @@ def attention_backward(
         arrays = given | {name: x for name, x in small.items() if x is not None}
         outs = out or (None,) * len(wrt)
         if problem.forward.module == "cupy":
-            found = _launch().backward(problem, arrays, outs, workspace)
+            found = _launch().backward(problem, arrays, outs, workspace, key)
         else:
             found = blocked.backward(problem, arrays, outs)
     return gradients_type(wrt)(*found)

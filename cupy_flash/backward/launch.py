@@ -52,22 +52,28 @@ def backward(
     index = problem.forward.device or 0
     passes = make_passes(problem, devices.actual(index))
     with devices.import_cupy().cuda.Device(index):
-        plan = make_plan(problem, passes, inputs, out)
+        plan = make_plan(problem, passes, inputs, out, workspace)
         keep(key, plan)
         return run(plan, [x.data.ptr for x in inputs.values()], out, workspace)
 
 
 def make_plan(
-    problem: BackwardProblem, passes: Passes, inputs: Mapping[str, Any], out: Sequence[Any]
+    problem: BackwardProblem,
+    passes: Passes,
+    inputs: Mapping[str, Any],
+    out: Sequence[Any],
+    workspace: Any = None,
 ) -> BackwardPlan:
-    """Plan a call of the arrays `inputs` and those of `out` that are given."""
+    """Plan a call of the arrays `inputs` and those of `out` and `workspace` that are given."""
     results = {f"d{name}": x for name, x in zip(problem.wrt, out, strict=True)}
-    given = dict(inputs) | {name: x for name, x in results.items() if x is not None}
+    written = {**results, "workspace": workspace}
+    given = dict(inputs) | {name: x for name, x in written.items() if x is not None}
     infos = {name: describe(name, x) for name, x in given.items()}
     names = (*inputs, *results, *passes.scratch)
     return BackwardPlan(
         device=problem.forward.device or 0,
-        pairs=tuple(overlap_pairs(infos, results)),
+        inputs=len(inputs),
+        pairs=tuple(overlap_pairs(infos, written)),
         fresh=tuple(
             _fresh(gradient) if x is None else None
             for gradient, x in zip(problem.gradients, out, strict=True)
@@ -112,7 +118,7 @@ def run(
     ----------
     plan : BackwardPlan
     pointers : list of int
-        The addresses of the inputs, in the plan's order.
+        The addresses of the inputs, in the plan's order; any after them are left out.
     out : sequence of array or None
     workspace : array or None
     """
@@ -140,6 +146,7 @@ def run(
     )
     # CuPy's allocator gives it again only to what follows on this stream.
     scratch = cuda.allocate(plan.workspace) if workspace is None else workspace.data
+    pointers = pointers[: plan.inputs]
     pointers += [gradient.data.ptr for gradient in gradients]
     pointers += [scratch.ptr + place for place in plan.scratch]
     stream = current.ptr or cuda.default_stream

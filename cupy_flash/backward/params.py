@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -117,6 +117,11 @@ def backward_launches(
         yield from _gradients(problem, passes, one, pointers)
     for total in passes.sums:
         yield from _sums(total, pointers)
+
+
+def _sources(operands: Iterable[str]) -> dict[str, str]:
+    """Return the arguments, gradients and scratch arrays that operands are, by their own names."""
+    return {name: "do" if name == "d_o" else name for name in operands}
 
 
 def _inputs(problem: BackwardProblem) -> dict[str, Operand]:
@@ -250,7 +255,7 @@ def _statistics(
     tiles = row_tiles * call.heads * math.prod(axes.inner)
     params["forward"]["row_tiles"], params["forward"]["tiles"] = row_tiles, tiles
     if tiles:
-        sources = {name: name for name in operands}
+        sources = _sources(operands)
         grid = min(tiles, LARGEST_GRID)
         yield from _launches(variant, params, sources, operands, axes, pointers, grid)
 
@@ -263,7 +268,7 @@ def _gradients(
     scratch = {name: found.operand for name, found in passes.scratch.items()}
     inputs = _inputs(problem)
     operands = inputs | {"statistics": scratch["statistics"]}
-    sources = {name: name for name in operands}
+    sources = _sources(operands)
     for name, source in one.results.items():
         operands[name] = gradients[source] if source in gradients else scratch[source]
         sources[name] = f"d{source}" if source in gradients else source

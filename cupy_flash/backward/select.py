@@ -55,7 +55,7 @@ def keys_in_one_pass(forward: Variant, device: Device) -> bool:
     if forward.family == "simt":
         return (2, forward.accumulate, widest) in SIMT_TILES
     both = BackwardVariant(forward, keys=True, first=True, second=True)
-    return widest in SM80_JOINT and _fitting(both, SM80_TILES["kv", widest], device) is not None
+    return widest in SM80_JOINT and _fitting(both, _sm80_tiles(both), device) is not None
 
 
 def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
@@ -66,17 +66,22 @@ def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
     if family == "simt":
         gradients = 2 if variant.first and variant.second else 1
         return _tiled(variant, SIMT_TILES[gradients, variant.accumulate, widest])
-    fitting = _fitting(variant, _sm80_tiles(variant, widest), device)
+    fitting = _fitting(variant, _sm80_tiles(variant), device)
     assert fitting is not None, "the last tile fits on every GPU"
     return fitting
 
 
-def _sm80_tiles(variant: BackwardVariant, widest: int) -> tuple[Tile, ...]:
-    if not variant.keys:
-        return SM80_TILES["q", widest] if variant.first else SM80_SCORE_TILES[widest]
-    if variant.first or variant.second:
-        return SM80_TILES["k" * variant.first + "v" * variant.second, widest]
-    return SM80_SCORE_TILES[widest]
+def _sm80_tiles(variant: BackwardVariant) -> tuple[Tile, ...]:
+    """Return the tiles for what a pass computes; warps that split columns have 64 at least."""
+    widths = variant.forward.head_dim, variant.forward.head_dim_v
+    summed = [
+        x for x, wanted in zip(widths, (variant.first, variant.second), strict=True) if wanted
+    ]
+    if not summed:
+        return SM80_SCORE_TILES[max(widths)]
+    what = "k" * variant.first + "v" * variant.second if variant.keys else "q"
+    tiles = SM80_TILES[what, max(summed)]
+    return tuple(t for t in tiles if t.split == 1 or all(x % (64 * t.split) == 0 for x in summed))
 
 
 def _tiled(variant: BackwardVariant, tile: Tile) -> BackwardVariant:

@@ -46,9 +46,9 @@ def _tile(
     return Tile(own, others, warps, WARP, 0, step, blocks, stages, split)
 
 
-# (what the pass computes, head-dim bucket) -> tiles, the fastest first: the first that fits is
-# taken. All lists but those of "kv" end with one that fits on every GPU from sm_80 on, with any
-# options.
+# (what the pass computes, head-dim bucket of its gradients) -> tiles, the fastest first: the first
+# that fits is taken. All lists but those of "kv" end with one that fits on every GPU from sm_80 on,
+# with any options and any width of the other matrices.
 SM80_TILES = {
     ("q", 32): (
         _tile(128, 128, 32),
@@ -73,7 +73,7 @@ SM80_TILES = {
     ("q", 256): (
         _tile(128, 64, 32, warps=8, split=2, blocks=1, stages=1),
         _tile(64, 64, 32, split=2, blocks=1, stages=1),
-        _tile(32, 32, 16, warps=2, split=2, blocks=1, stages=1),
+        _tile(32, 32, 16, split=2, blocks=1, stages=1),
     ),
     ("kv", 32): (
         _tile(128, 128, 32),
@@ -111,7 +111,7 @@ SM80_TILES = {
     ("k", 256): (
         _tile(128, 64, 32, warps=8, split=2, blocks=1, stages=1),
         _tile(64, 64, 32, split=2, blocks=1, stages=1),
-        _tile(32, 32, 16, warps=2, split=2, blocks=1, stages=1),
+        _tile(32, 32, 16, split=2, blocks=1, stages=1),
     ),
     ("v", 32): (_tile(128, 64, 32), _tile(64, 32, 32)),
     ("v", 64): (_tile(128, 64, 32), _tile(64, 32, 32)),
@@ -123,7 +123,8 @@ SM80_TILES = {
         _tile(64, 32, 32, blocks=1, stages=1),
     ),
 }
-# Of passes that leave sums and pairs alone, without a gradient whose sums take registers.
+# Widest head-dim bucket -> tiles of passes that leave sums and pairs alone, without a gradient whose
+# sums take registers.
 SM80_SCORE_TILES = {
     32: (_tile(128, 64, 32), _tile(64, 32, 32)),
     64: (_tile(128, 64, 32), _tile(64, 32, 32)),

@@ -131,8 +131,9 @@ class BackwardVariant:
             rows, keys = keys, rows
         return max((rows if along == "pairs" else 1) * keys * itemsize, 128)
 
-    def __str__(self) -> str:
-        """Say the variant in one line, for logs and errors."""
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """What it computes, in words."""
         wanted = {
             "dk" if self.keys else "dq": self.first,
             "dv": self.second,
@@ -141,8 +142,13 @@ class BackwardVariant:
             "sums of dslope": self.slope_sums,
             "sums of dscale": self.scale_sums,
         }
-        listing = ", ".join(name for name, given in wanted.items() if given)
-        return f"{listing} by backward_{str(self.forward).removeprefix('forward_')}"
+        return tuple(name for name, given in wanted.items() if given)
+
+    def __str__(self) -> str:
+        """Say the variant in one line, for logs and errors."""
+        return (
+            f"{', '.join(self.gradients)} by backward_{str(self.forward).removeprefix('forward_')}"
+        )
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,9 @@ class StatisticsVariant:
 
     def __str__(self) -> str:
         """Say the variant in one line, for logs and errors."""
-        return f"backward_statistics {self.dtype} sm_{self.arch}"
+        sinks = f" ({self.sinks} sinks)" if self.sinks else ""
+        lanes = f"{self.lanes} lanes of {self.pack}"
+        return f"backward_statistics {self.dtype} sm_{self.arch} {lanes}{sinks}"
 
 
 @dataclass(frozen=True)
@@ -217,4 +225,5 @@ class SumVariant:
 
     def __str__(self) -> str:
         """Say the variant in one line, for logs and errors."""
-        return f"backward_sum {self.source} to {self.target} sm_{self.arch}"
+        team = "a block" if self.team else "a thread"
+        return f"backward_sum {self.source} to {self.target} by {team} sm_{self.arch}"

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from itertools import product
 from pathlib import Path
 
 from nvrtc import PINS, compilers, problem
@@ -58,7 +57,7 @@ def text(table: Budget) -> str:
 
 
 def figures_of(version: str, index: int) -> dict[str, int]:
-    report = compile_report(variants()[index], compilers()[version])
+    report = compile_report(variants(version)[index], compilers()[version])
     figures = {"registers": report.registers, "shared": report.shared}
     return figures | ({"stack": report.stack} if report.stack else {})
 
@@ -68,16 +67,20 @@ def main() -> int:
     if missing:
         print(*missing, sep="\n", file=sys.stderr)
         return 1
-    names = list(map(name, variants()))
-    work = list(product(PINS, range(len(names))))
+    names = {version: list(map(name, variants(version))) for version in PINS}
+    work = [(version, index) for version in PINS for index in range(len(names[version]))]
     with ProcessPoolExecutor(os.cpu_count()) as processes:
         figures = list(processes.map(figures_of, *zip(*work, strict=True), chunksize=4))
     new: Budget = {version: {} for version in PINS}
     for (version, index), found in zip(work, figures, strict=True):
-        new[version][names[index]] = found
+        new[version][names[version][index]] = found
     changed = differences(budget() if BUDGET.exists() else {}, new)
     BUDGET.write_text(text(new))
-    print(*changed, f"{len(names)} kernels, {len(changed)} figures changed", sep="\n")
+    print(
+        *changed,
+        f"{len(names[next(iter(PINS))])} kernels, {len(changed)} figures changed",
+        sep="\n",
+    )
     return 0
 
 

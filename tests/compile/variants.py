@@ -6,8 +6,10 @@ import dataclasses
 import itertools
 import re
 
+import backward_variants
 from cover import Axes, Row, cover
 from cupy_flash.arrays import planned, to_dtype
+from cupy_flash.backward.variant import BackwardVariant, StatisticsVariant, SumVariant
 from cupy_flash.compile import OPTIONS
 from cupy_flash.device import assumed
 from cupy_flash.options import check_options
@@ -175,15 +177,27 @@ def softmax_variant(row: Row) -> SoftmaxVariant:
     return passes.get(stage) or choice.variants[-1]
 
 
-def variants() -> list[AnyVariant]:
-    """Return the variants of all covers, each once: rows that differ in what no text shows meet."""
+# Of the backward kernels the second NVRTC compiles one of so many: they are as many as the others.
+SHARE = {"13.5": 3}
+
+
+def variants(version: str | None = None) -> list[AnyVariant]:
+    """Return the variants of all covers, each once: rows that differ in what no text shows meet.
+
+    With a version of NVRTC those that it compiles.
+    """
     found: list[AnyVariant] = [variant(family, row) for family in FAMILIES for row in rows(family)]
     for axes in SOFTMAX_FAMILIES.values():
         found += map(softmax_variant, cover(axes))
+    found += backward_variants.variants()[:: SHARE.get(version or "", 1)]
     return list(dict.fromkeys(found))
 
 
 def name(variant: AnyVariant) -> str:
+    if isinstance(variant, BackwardVariant):
+        return f"{backward_variants.name(variant)}: {name(variant.forward)}"
+    if isinstance(variant, StatisticsVariant | SumVariant):
+        return str(variant)
     if isinstance(variant, SoftmaxVariant):
         tile = f"{variant.tile.lanes}x{variant.tile.packs}"
         flags = ["aligned"] * variant.aligned

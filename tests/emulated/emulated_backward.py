@@ -82,7 +82,6 @@ def attention_backward(
     problem = make_backward_problem(infos, checked, wrt=wrt, out=out)
     hosts |= small
     # The struct's name of an input whose public one is C++'s too.
-    hosts["d_o"] = hosts.pop("do")
     passes = make_passes(problem, assumed(arch))
     before = {name: x.copy() for name, x in hosts.items()}
     hosts |= {f"d{name}": x.numpy() for name, x in targets.items()}
