@@ -111,12 +111,7 @@ def test_what_hidden_pairs_hold_changes_no_bit(kernel: str) -> None:
     call.check(want)
     q, k, v = (x.numpy() for x in arrays.inputs().values())
     for number, schedule in ((np.nan, 3), (np.inf, 4), (-np.inf, 0)):
-        for changed, hidden in (
-            ((k,), hidden_keys),
-            ((v,), hidden_keys),
-            ((q,), hidden_rows),
-            ((do,), hidden_rows),
-        ):
+        for changed, hidden in (((k, v), hidden_keys), ((q,), hidden_rows), ((do,), hidden_rows)):
             before = [x.copy() for x in changed]
             for x in changed:
                 x[..., hidden, :] = number

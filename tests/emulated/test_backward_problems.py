@@ -32,8 +32,8 @@ class Family:
 
 
 FAMILIES = {
-    "every dtype": Family(("float16", "bfloat16", "float32", "float64"), (32,), 8),
-    "wide": Family(("float32", "float64"), (64, 128, 256), 4, rows=40),
+    "every dtype": Family(("float16", "bfloat16", "float32", "float64"), (32,), 5),
+    "wide": Family(("float32", "float64"), (64, 128, 256), 3, rows=40),
 }
 
 
@@ -81,6 +81,6 @@ def test_gradients_of_random_problems_are_within_their_bounds(
 
     for dtype in family.dtypes:
         draw(dtype)
-    assert total >= len(family.dtypes) * family.examples * 9 // 10
+    assert total >= len(family.dtypes) * family.examples * 8 // 10
     ratios = ", ".join(f"{dtype} {ratio:.3f}" for dtype, ratio in worst.items())
     record_property("drawn", f"{total} problems of gradients, worst error / bound: {ratios}")
