@@ -137,7 +137,9 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
   constexpr bool kBias = Score<Config>::kBias;
   constexpr bool kAlibi = Score<Config>::kAlibi;
   constexpr bool kDistance = kAlibi || Config::kSlopeSums;
-  // P of float16 carries a power of two (BackwardParams::p_exponent).
+  // P of float16 carries a power of two (BackwardParams::p_exponent), and is at most that: the rounding of
+  // large scores puts some above lse, and without bound P would be inf.
+  constexpr float kExponent = is_float16<typename Block::T> ? 15.0f : 0.0f;
   constexpr float kUnscale = is_float16<typename Block::T> ? 0x1p-15f : 1.0f;
   const ThreadPlace<Block> place;
   const int at = step.at;
@@ -191,7 +193,8 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
         if constexpr (kHides) visible = offset + i >= seen.begin && offset + i < seen.end;
         if constexpr (Config::kMask) visible = visible && shown.given(i);
         if constexpr (kHides && kBias) visible = visible && added != -Limits<float>::infinity();
-        const float P = exp2_approx(multiply_add(s, unit_log2, -statistics.lse(r, i)));
+        const float P =
+            exp2_approx(minimum(multiply_add(s, unit_log2, -statistics.lse(r, i)), kExponent));
         s = visible ? P : 0.0f;
         if constexpr (Block::kDerivative) {
           const float dS = P * kUnscale * (dp - statistics.delta(r, i));

@@ -123,8 +123,8 @@ SM80_TILES = {
         _tile(64, 32, 32, blocks=1, stages=1),
     ),
 }
-# Widest head-dim bucket -> tiles of passes that leave sums and pairs alone, without a gradient whose
-# sums take registers.
+# Widest head-dim bucket -> tiles of passes that leave sums and pairs alone, without a gradient that
+# takes registers.
 SM80_SCORE_TILES = {
     32: (_tile(128, 64, 32), _tile(64, 32, 32)),
     64: (_tile(128, 64, 32), _tile(64, 32, 32)),

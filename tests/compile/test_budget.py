@@ -33,8 +33,8 @@ MOST_STACK = 128
 # The same of other tiles.
 LITTLE_STACK = 16
 
-# The same of the backward pass, whose gradients take up to 128 registers of a thread. Without options
-# it is 24 of dk and dv at d = 128, whose tile without any is 4 % slower.
+# The same of the backward pass, whose gradients take up to 128 registers of a thread. Without
+# options it is 24 of dk and dv at d = 128, whose tile without any is 4 % slower.
 MOST_BACKWARD_STACK = 144
 
 each_compiler = pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def launched(cupy, monkeypatch):
     """Put a recorder in the place of the kernels."""
     calls = []
 
-    def backward(problem, arrays, out, workspace):
+    def backward(problem, arrays, out, workspace, key):
         calls.append(SimpleNamespace(problem=problem, arrays=arrays, out=out, workspace=workspace))
         return tuple(f"gradient of {name}" for name in problem.wrt)
 
