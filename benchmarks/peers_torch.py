@@ -66,6 +66,10 @@ class TorchCandidate(Candidate):
         with torch.cuda.graph(graph):
             for _ in range(calls):
                 call()
+        return self.replayed(graph, stream, calls)
+
+    def replayed(self, graph: Any, stream: Any, calls: int) -> timing.Sample:
+        """Sample a graph of so many calls."""
 
         def replay() -> None:
             with on_cupys_stream():

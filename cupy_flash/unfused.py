@@ -107,9 +107,7 @@ def standard_attention(
     S = S.reshape((*unfolded(folded[:-2], heads), m, n))
     P = weights(S, causal=causal, offset=offset, method=method)
     out = product(P.reshape(folded), v)
-    return out.reshape((*unfolded(out.shape[:-2], heads), m, v.shape[-1])).astype(
-        dtype, copy=False
-    )
+    return out.reshape((*unfolded(out.shape[:-2], heads), m, v.shape[-1])).astype(dtype, copy=False)
 
 
 def weights(S: Any, *, causal: bool, offset: int | None, method: str = "online") -> Any:
@@ -155,6 +153,7 @@ def rows_per_key_head(q: Any, k: Any, v: Any) -> tuple[Any, int | None]:
 
 
 def unfolded(lead: tuple[int, ...], heads: int | None) -> tuple[int, ...]:
+    """Return leading axes with the query heads that `rows_per_key_head` folded."""
     return lead if heads is None else (*lead[:-1], heads)
 
 
@@ -184,6 +183,7 @@ def cublas_problem() -> str | None:
 
 
 def cupy_with_cublas() -> Any:
+    """Return CuPy; raise CublasMissing if it can't multiply matrices."""
     cupy = import_cupy()
     problem = cublas_problem()
     if problem is not None:
