@@ -170,12 +170,17 @@ class Tables:
 
     def of(self, case: OptionCase) -> Arrays:
         """Return the arrays of a case with what `attention` is given by keyword."""
-        options = dict(case.option.values)
-        for name, draw in case.option.tables.items():
-            if draw not in self._drawn:
-                self._drawn[draw] = cupy.asarray(draw(case))
-            options[name] = self._drawn[draw]
-        return replace(self.arrays, options=options)
+        return replace(self.arrays, options=options_of(case, self._drawn))
+
+
+def options_of(case: OptionCase, drawn: dict[Callable[[Case], Any], Any]) -> dict[str, Any]:
+    """Return what `attention` is given by keyword; arrays come from `drawn` or go there."""
+    options = dict(case.option.values)
+    for name, draw in case.option.tables.items():
+        if draw not in drawn:
+            drawn[draw] = cupy.asarray(draw(case))
+        options[name] = drawn[draw]
+    return options
 
 
 def visible(case: OptionCase, arrays: Arrays) -> float:

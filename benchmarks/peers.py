@@ -122,6 +122,10 @@ class Candidate(abc.ABC):
         """Sample calls without their host's cost, where that is possible."""
         return self.eager(call, stream, calls)
 
+    def free(self) -> None:
+        """Give memory back that it keeps between cases."""
+        cupy.get_default_memory_pool().free_all_blocks()
+
 
 class Ours(Candidate):
     """The kernel that `attention` takes ("auto"), or a family of ours."""

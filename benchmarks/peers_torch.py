@@ -66,6 +66,10 @@ class TorchCandidate(Candidate):
         with torch.cuda.graph(graph):
             for _ in range(calls):
                 call()
+        return self.replayed(graph, stream, calls)
+
+    def replayed(self, graph: Any, stream: Any, calls: int) -> timing.Sample:
+        """Sample a graph of so many calls."""
 
         def replay() -> None:
             with on_cupys_stream():
@@ -74,7 +78,29 @@ class TorchCandidate(Candidate):
         return timing.between_events(replay, stream, calls)
 
 
-class Sdpa(TorchCandidate):
+class TorchAttention(TorchCandidate):
+    """A function of q, k and v as tensors."""
+
+    def tensor(self, x: Any) -> Any:
+        """Return an array in the function's order of axes, without a copy."""
+        return torch.from_dlpack(x)
+
+    def by_head(self, x: Any) -> Any:
+        """Return a result, or a gradient, indexed by (batch, head, row, column)."""
+        return x
+
+    def attend(self, case: Case, q: Any, k: Any, v: Any) -> Callable[[], Any]:
+        """Return what calls the function."""
+        raise NotImplementedError
+
+    def call(self, case: Case, arrays: Arrays) -> Callable[[], Any]:
+        return self.attend(case, *map(self.tensor, (arrays.q, arrays.k, arrays.v)))
+
+    def once(self, call: Callable[[], Any]) -> Any:
+        return self.by_head(super().once(call))
+
+
+class Sdpa(TorchAttention):
     """One backend of PyTorch's scaled_dot_product_attention."""
 
     def __init__(self, name: str, backend: Any, dtypes: tuple[str, ...]) -> None:
@@ -86,8 +112,7 @@ class Sdpa(TorchCandidate):
             return f"takes {', '.join(self.dtypes)}"
         return None
 
-    def call(self, case: Case, arrays: Arrays) -> Callable[[], Any]:
-        q, k, v = map(torch.from_dlpack, (arrays.q, arrays.k, arrays.v))
+    def attend(self, case: Case, q: Any, k: Any, v: Any) -> Callable[[], Any]:
         grouped = case.heads != case.kv_heads
 
         def run() -> Any:
@@ -99,7 +124,7 @@ class Sdpa(TorchCandidate):
         return run
 
 
-class Flash(TorchCandidate):
+class Flash(TorchAttention):
     """FlashAttention's own interface, whose arrays are (batch, n, heads, d)."""
 
     def __init__(self, name: str, module: str, distributions: tuple[str, ...]) -> None:
@@ -114,15 +139,19 @@ class Flash(TorchCandidate):
             return "takes (batch, n, heads, d) in memory: --layout bnhd"
         return None
 
-    def call(self, case: Case, arrays: Arrays) -> Callable[[], Any]:
-        q, k, v = (torch.from_dlpack(x.swapaxes(1, 2)) for x in (arrays.q, arrays.k, arrays.v))
-        return lambda: self.function(q, k, v, causal=case.causal)
+    def tensor(self, x: Any) -> Any:
+        return torch.from_dlpack(x.swapaxes(1, 2))
 
-    def once(self, call: Callable[[], Any]) -> Any:
-        result = super().once(call)
-        # FlashAttention-4 returns the log-sum-exp too.
-        out = result[0] if isinstance(result, tuple) else result
-        return out.transpose(1, 2)
+    def attend(self, case: Case, q: Any, k: Any, v: Any) -> Callable[[], Any]:
+        def run() -> Any:
+            result = self.function(q, k, v, causal=case.causal)
+            # FlashAttention-4 returns the log-sum-exp too.
+            return result[0] if isinstance(result, tuple) else result
+
+        return run
+
+    def by_head(self, x: Any) -> Any:
+        return x.transpose(1, 2)
 
 
 def cudnn() -> Candidate:

@@ -57,12 +57,28 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Entry:
-    """A candidate on one case: what takes turns with other entries."""
+    """A candidate on one case: what takes turns with other entries.
+
+    `exact` is what its result is compared with, here some rows as `sampled.exact_rows` has them.
+    """
 
     candidate: Candidate
     case: Case
     arrays: Arrays
-    exact: list[sampled.Rows]
+    exact: Any
+
+    def errors(self, call: Callable[[], Any]) -> dict[str, float]:
+        """Call once; the errors of what came, "max_error" among them."""
+        # Else a candidate that writes nothing would be judged by what another one left.
+        spoil(self.arrays.out)
+        result = self.candidate.once(call)
+        family = self.candidate.family(self.case, self.arrays)
+        return sampled.errors(result, self.exact, family, self.candidate.to_host)
+
+
+def spoil(x: Any) -> None:
+    """Set all bits, which is NaN in every dtype."""
+    x.view(f"int{8 * x.itemsize}").fill(-1)
 
 
 def measure(case: Case, candidates: Sequence[Candidate], protocol: Protocol) -> dict[str, Any]:
@@ -107,7 +123,7 @@ def compare(
             continue
         try:
             call = candidate.call(case, arrays)
-            errors = _errors(entry, call)
+            errors = entry.errors(call)
         except Exception as error:
             # What a peer can't do is a result; a failure of ours must be seen.
             if isinstance(candidate, Ours):
@@ -118,15 +134,6 @@ def compare(
         found[key] = candidate.describe(case, arrays) | errors
     able = {key: entry for key, entry in entries.items() if key in calls}
     return found, _time(able, calls, protocol, found)
-
-
-def _errors(entry: Entry, call: Callable[[], Any]) -> dict[str, float]:
-    candidate, case, arrays = entry.candidate, entry.case, entry.arrays
-    # Else a candidate that writes nothing would be judged by what another one left.
-    # All bits set are NaN in every dtype.
-    arrays.out.view(f"int{8 * arrays.out.itemsize}").fill(-1)
-    result = candidate.once(call)
-    return sampled.errors(result, entry.exact, candidate.family(case, arrays), candidate.to_host)
 
 
 def _time(

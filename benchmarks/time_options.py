@@ -48,6 +48,8 @@ GROWTH_LENGTHS = tuple(2**k for k in range(12, 19))
 ROWS = 8
 # From so many rows on, at the last place only.
 CHECKED_ELSEWHERE = 2**15
+# What says which point one is.
+KEY = ("dtype", "d", "n")
 Point = dict[str, Any]
 
 
@@ -177,11 +179,14 @@ def exponents(points: Sequence[Point]) -> dict[str, float]:
     }
 
 
-def merged(results: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return results with what a file has and they don't: other points, peers and the growth."""
+def merged(results: dict[str, Any], path: Path, names: Sequence[str] = KEY) -> dict[str, Any]:
+    """Return results with what a file has and they don't: other points, peers and the growth.
+
+    Points are the same if they are in `names`.
+    """
 
     def key(point: Point) -> tuple[Any, ...]:
-        return point["dtype"], point["d"], point["n"]
+        return tuple(point[name] for name in names)
 
     if not path.exists():
         return results
@@ -194,10 +199,12 @@ def merged(results: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**old, **results, **both}
 
 
-def write(results: dict[str, Any], path: Path | None, add: bool) -> None:
+def write(
+    results: dict[str, Any], path: Path | None, add: bool, names: Sequence[str] = KEY
+) -> None:
     """Write what there is so far: a run may be ended before its last point."""
     if path is not None:
-        both = merged(results, path) if add else results
+        both = merged(results, path, names) if add else results
         path.write_text(json.dumps(both, indent=1) + "\n")
 
 

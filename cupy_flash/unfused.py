@@ -83,7 +83,7 @@ def standard_attention(
     overflow, unlike in `cupy_flash.attention`.
     """
     on_cpu = isinstance(q, np.ndarray)
-    xp = np if on_cpu else _cupy_with_cublas()
+    xp = np if on_cpu else cupy_with_cublas()
     dtype = promote({name: describe(name, x) for name, x in (("q", q), ("k", k), ("v", v))})
     softmax_dtype = np.promote_types(dtype, np.float32)
     (m, d), n = q.shape[-2:], k.shape[-2]
@@ -96,24 +96,29 @@ def standard_attention(
         q = (q * factor).astype(product_dtype, copy=False)
     else:
         k = (k * factor).astype(product_dtype, copy=False)
-    rows, heads = _rows_per_key_head(q, k, v)
+    rows, heads = rows_per_key_head(q, k, v)
     if n == 0:
         lead = np.broadcast_shapes(*(x.shape[:-2] for x in (rows, k, v)))
-        return xp.zeros((*_unfolded(lead, heads), m, v.shape[-1]), dtype)
+        return xp.zeros((*unfolded(lead, heads), m, v.shape[-1]), dtype)
 
     product = _each_product if one_by_one else xp.matmul
     S = product(rows, k.swapaxes(-1, -2))
     folded = S.shape
-    S = S.reshape((*_unfolded(folded[:-2], heads), m, n))
+    S = S.reshape((*unfolded(folded[:-2], heads), m, n))
+    P = weights(S, causal=causal, offset=offset, method=method)
+    out = product(P.reshape(folded), v)
+    return out.reshape((*unfolded(out.shape[:-2], heads), m, v.shape[-1])).astype(dtype, copy=False)
+
+
+def weights(S: Any, *, causal: bool, offset: int | None, method: str = "online") -> Any:
+    """Turn scores (..., m, n) into weights, in place; the options are `standard_attention`'s."""
+    m, n = S.shape[-2:]
     if causal:
+        xp = np if isinstance(S, np.ndarray) else import_cupy()
         offset = n - m if offset is None else offset
         sees = xp.arange(n) <= xp.arange(m)[:, None] + offset
-        S += xp.where(sees, *xp.array((0.0, -math.inf), product_dtype))
-    P = softmax(S, method=method, out=S)
-    out = product(P.reshape(folded), v)
-    return out.reshape((*_unfolded(out.shape[:-2], heads), m, v.shape[-1])).astype(
-        dtype, copy=False
-    )
+        S += xp.where(sees, *xp.array((0.0, -math.inf), S.dtype))
+    return softmax(S, method=method, out=S)
 
 
 def _each_product(a: Any, b: Any) -> Any:
@@ -127,7 +132,7 @@ def _each_product(a: Any, b: Any) -> Any:
     return out
 
 
-def _rows_per_key_head(q: Any, k: Any, v: Any) -> tuple[Any, int | None]:
+def rows_per_key_head(q: Any, k: Any, v: Any) -> tuple[Any, int | None]:
     """Fold query heads that share a key head into its rows; also the number of query heads.
 
     (..., Hq, m, d) becomes (..., Hkv, Hq / Hkv * m, d); None if there is nothing to fold.
@@ -147,7 +152,8 @@ def _rows_per_key_head(q: Any, k: Any, v: Any) -> tuple[Any, int | None]:
     return q.reshape((*q.shape[:-3], kv_heads, heads // kv_heads * m, d)), heads
 
 
-def _unfolded(lead: tuple[int, ...], heads: int | None) -> tuple[int, ...]:
+def unfolded(lead: tuple[int, ...], heads: int | None) -> tuple[int, ...]:
+    """Return leading axes with the query heads that `rows_per_key_head` folded."""
     return lead if heads is None else (*lead[:-1], heads)
 
 
@@ -176,7 +182,8 @@ def cublas_problem() -> str | None:
     return None
 
 
-def _cupy_with_cublas() -> Any:
+def cupy_with_cublas() -> Any:
+    """Return CuPy; raise CublasMissing if it can't multiply matrices."""
     cupy = import_cupy()
     problem = cublas_problem()
     if problem is not None:

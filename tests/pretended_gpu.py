@@ -36,6 +36,9 @@ def pretend(monkeypatch, *modules):
         asarray=np.asarray,
         asnumpy=np.asarray,
         ascontiguousarray=np.ascontiguousarray,
+        empty=np.empty,
+        empty_like=np.empty_like,
+        zeros=np.zeros,
         cuda=cuda,
         get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
     )

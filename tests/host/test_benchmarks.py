@@ -28,7 +28,7 @@ from pretended_gpu import pretend
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 # Modules of peers, which need the peers.
-NOT_ALONE = {"peers_torch", "peers_jax", "peers_options"}
+NOT_ALONE = {"peers_torch", "peers_torch_backward", "peers_jax", "peers_options"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
