@@ -99,23 +99,24 @@ __device__ __forceinline__ void copy_statistics(const Block& block, const typena
   }
 }
 
+// Starts the copies of the tiles of mask and bias from `at` on, if there are any.
 template <class Config, class Block>
-__device__ __forceinline__ void copy_arrays(const Params& forward, const Block& block, int at) {
-  const auto& work = block.work();
+__device__ __forceinline__ void copy_arrays(const Params& forward, const Block& block,
+                                            const typename Block::Work& work, int at, int stage) {
+  if (!Block::kArrays || work.others <= at) return;
   const long long row = Config::kOfKeys ? at : 0;
   const long long key = Config::kOfKeys ? 0 : at;
   const int rows = Config::kOfKeys ? work.others - at : work.own_count;
   const int keys = Config::kOfKeys ? work.own_count : work.others - at;
   const auto arrays = ScoreArrays<Config>::at(forward, work.mask, work.bias).from(row, key);
   if constexpr (Config::kMask) {
-    copy_score_tile<Block::kThreads>(block.mask(), arrays.mask, Config::kMaskRows ? rows : 1, keys,
+    copy_score_tile<Block::kThreads>(block.mask(stage), arrays.mask, Config::kMaskRows ? rows : 1, keys,
                                      work.mask_unit);
   }
   if constexpr (Score<Config>::kBias) {
-    copy_score_tile<Block::kThreads>(block.bias(), arrays.bias, Config::kBiasRows ? rows : 1, keys,
+    copy_score_tile<Block::kThreads>(block.bias(stage), arrays.bias, Config::kBiasRows ? rows : 1, keys,
                                      work.bias_unit);
   }
-  commit_async();
 }
 
 // Zeroes the others in a stage that no row, or key, of the own sees: 0 times NaN is NaN.
@@ -145,6 +146,17 @@ __device__ __forceinline__ void clear_hidden_others(const Params& forward, const
   }
 }
 
+// Adds 0 times each sum, which is 0 if all are finite.
+template <class Sums>
+__device__ __forceinline__ float multiples_of_zero(Sums& sums, float zero) {
+#pragma unroll
+  for (int r = 0; r < Sums::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < Sums::kColumns; ++c) zero = multiply_add(sums(r, c), 0.0f, zero);
+  }
+  return zero;
+}
+
 // The sums that a warp has of its own rows' or keys' gradients.
 template <class Config, class Block>
 struct Gradients {
@@ -156,46 +168,43 @@ struct Gradients {
     if constexpr (Config::kSecond) second.clear();
   }
 
-  // Whether a thread's share of them is finite: 0 times anything else isn't 0.
+  // Whether a thread's share of them is finite.
   __device__ __forceinline__ bool finite() {
     float zero = 0.0f;
     if constexpr (Config::kFirst) zero = multiples_of_zero(first, zero);
     if constexpr (Config::kSecond) zero = multiples_of_zero(second, zero);
     return zero == 0.0f;
   }
-
- private:
-  template <class Sums>
-  static __device__ __forceinline__ float multiples_of_zero(Sums& sums, float zero) {
-#pragma unroll
-    for (int r = 0; r < Sums::kRows; ++r) {
-#pragma unroll
-      for (int c = 0; c < Sums::kColumns; ++c) zero = multiply_add(sums(r, c), 0.0f, zero);
-    }
-    return zero;
-  }
 };
 
 template <class Config, class Block>
 __device__ __forceinline__ PairGradients<Config> pair_gradients(const BackwardParams& params,
-                                                                const Block& block, int at,
-                                                                long long share) {
+                                                                const Block& block,
+                                                                const OwnTile& own, long long key) {
   PairGradients<Config> pairs = {};
   if constexpr (Config::kPairs) {
-    const auto& work = block.work();
     const Operand& dbias = params.dbias;
-    const long long row = work.own.begin + block.warp_row();
-    // Where the first tile of keys begins.
-    const long long key = row + work.entry.extent.offset - work.place - block.warp_row() + at;
-    pairs = {own_entry_of<typename Config::DBias>(dbias, work.own) + row * dbias.row +
-                 key * dbias.column,
-             dbias.row,
-             dbias.column,
-             work.own_count - block.warp_row(),
-             static_cast<int>(minimum(work.own.chunk.end - key, static_cast<long long>(Block::kOthers))),
-             share > 0};
+    const long long row = own.begin + block.warp_row();
+    const long long keys = minimum(own.chunk.end - key, static_cast<long long>(Block::kOthers));
+    pairs = {own_entry_of<typename Config::DBias>(dbias, own) + row * dbias.row + key * dbias.column,
+             dbias.row, dbias.column, static_cast<int>(own.end - row), static_cast<int>(keys)};
   }
   return pairs;
+}
+
+// The first key of the first tile that passes by own rows.
+template <class Block>
+__device__ __forceinline__ long long first_other(const Block& block) {
+  const auto& work = block.work();
+  return work.own.begin + work.entry.extent.offset - work.place;
+}
+
+// Where gradients of pairs with the tile at `at` go at once.
+template <class Config, class Block>
+__device__ __forceinline__ PairGradients<Config> pair_gradients_at(const BackwardParams& params,
+                                                                   const Block& block, int at) {
+  if (!Config::kPairs || Block::kPairSums) return {};
+  return pair_gradients<Config>(params, block, block.work().own, first_other(block) + at);
 }
 
 // Waits for all copies, and until no warp reads what has been used.
@@ -279,8 +288,9 @@ __device__ __forceinline__ void add_first(const Block& block, const typename Blo
 // Adds what one entry has of the gradients. The first others are on their way.
 template <class Config, class Block>
 __device__ __forceinline__ void add_entry(const BackwardParams& params, const Block& block,
-                                          long long share, Gradients<Config, Block>& gradients,
-                                          OthersSums<Config, Block::Scores::kRows>& sums) {
+                                          Gradients<Config, Block>& gradients,
+                                          OthersSums<Config, Block::Scores::kRows>& sums,
+                                          typename Block::PairSums& pair_sums) {
   using T = typename Block::T;
   using Scores = typename Block::Scores;
   constexpr bool kTwoStages = Block::kStages == 2;
@@ -294,17 +304,18 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
     const int stage = kTwoStages ? at / Block::kOthers % 2 : 0;
     const int next = at + Block::kOthers;
     wait_for_copies();
-    if constexpr (Block::kArrays) copy_arrays<Config>(params.forward, block, at);
     if constexpr (kTwoStages) {
+      copy_arrays<Config>(params.forward, block, block.work(), next, stage ^ 1);
       copy_first<false, Config>(params, block, block.work(), next, stage ^ 1);
       copy_second<false, Config>(params, block, block.work(), next, stage ^ 1);
       if (!Block::kExchange) copy_statistics<Config>(block, block.work(), next, stage ^ 1);
     } else if (at > 0) {
+      copy_arrays<Config>(params.forward, block, block.work(), at, 0);
       copy_first<false, Config>(params, block, block.work(), at, 0);
       if (!Block::kExchange) copy_statistics<Config>(block, block.work(), at, 0);
     }
     commit_async();
-    const PairGradients<Config> pairs = pair_gradients<Config>(params, block, at, share);
+    const PairGradients<Config> pairs = pair_gradients_at<Config>(params, block, at);
 #pragma unroll
     for (int column = 0; column < Block::kOthers; column += Block::kStep * Block::kSplit) {
       const Step<Config, Block> step(block, at, column);
@@ -314,10 +325,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
                                                  step.column * Block::Second::kPitch};
       // Of a step without barriers an idle warp does nothing.
       constexpr bool kBarriers = Block::kArrays || Block::kExchange || !kTwoStages;
-      if (!kBarriers && step.idle) {
-        if (Config::kPairs && share == 0) store_no_gradients(block, step.column, pairs);
-        continue;
-      }
+      if (!kBarriers && step.idle) continue;
       const bool idle = kBarriers && step.idle;
       Scores S, dP;
       // S first, whose exponentials don't wait for dP then. Without a second stage the second matrix is what
@@ -346,22 +354,22 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
         product_qk<T>(OwnFragments<Block, typename Block::OwnFirst>(block, block.own_first()), first,
                       block.lane(), S);
       }
-      if (kTwoStages && Block::kArrays && column == 0) {
-        wait_async<1>();
-        __syncthreads();
-      }
       if (Block::kArrays && block.work().careful && column == 0) {
         __syncthreads();
         clear_hidden_others<Config>(params.forward, block, at, stage);
         __syncthreads();
       }
+      // What the arrays have is not to be loaded ahead of the products, which need the registers.
+      if (Block::kArrays) __syncwarp();
       if (!idle) {
-        if (step.all && !(Block::kArrays && block.work().careful)) {
-          differentiate<false>(params.forward, block, step, stage, of_thread, pairs, sums, S, dP);
+        // Where no gradient would show that hidden pairs have NaN, they are chosen always.
+        constexpr bool kShows = Config::kFirst || Config::kSecond || Block::kPairSums;
+        if (step.all && !(Block::kArrays && (!kShows || block.work().careful))) {
+          differentiate<false>(params.forward, block, step, stage, of_thread, pairs, sums, pair_sums, S, dP);
         } else {
-          differentiate<true>(params.forward, block, step, stage, of_thread, pairs, sums, S, dP);
+          differentiate<true>(params.forward, block, step, stage, of_thread, pairs, sums, pair_sums, S, dP);
         }
-      } else if (Config::kPairs && share == 0) {
+      } else if (Config::kPairs && !Block::kPairSums) {
         store_no_gradients(block, step.column, pairs);
       }
       if constexpr (Block::kExchange) {
@@ -396,13 +404,13 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
   }
 }
 
-// Zeroes the gradients of an own tile's pairs with keys of its chunk that no tile of the first entry has.
+// Zeroes the gradients of an own tile's pairs with keys that no tile of the entry has.
 template <class Config, class Block>
 __device__ __forceinline__ void store_no_pairs(const BackwardParams& params, const Block& block) {
   using Element = typename Config::DBias;
   const auto& work = block.work();
   const OwnTile& own = work.own;
-  const long long first = own.begin + work.entry.extent.offset - work.place;
+  const long long first = first_other(block);
   const long long tiles = (work.others + Block::kOthers - 1) / Block::kOthers;
   const long long behind = minimum(first + tiles * Block::kOthers, own.chunk.end);
   Element* dbias = own_entry_of<Element>(params.dbias, own);
@@ -492,9 +500,11 @@ __device__ __forceinline__ void backward_sm80(const BackwardParams& params) {
   OwnTile own;
   while (schedule.next(own)) {
     Gradients<Config, Block> gradients;
+    typename Block::PairSums pair_sums;
     bool careful = false;
     for (;;) {
       gradients.clear();
+      pair_sums.clear();
       for (int share = 0; share < params.shares; ++share) {
         // All threads compute it, so that the copies are on their way before a barrier.
         const typename Block::Work work =
@@ -503,13 +513,14 @@ __device__ __forceinline__ void backward_sm80(const BackwardParams& params) {
         copy_first<kSkip, Config>(params, block, work, 0, 0);
         copy_second<kSkip, Config>(params, block, work, 0, 0);
         copy_statistics<Config>(block, work, 0, 0);
+        copy_arrays<Config>(forward, block, work, 0, 0);
         commit_async();
         if (threadIdx.x == 0) block.work() = work;
         scale_own<Config>(params, block);
         __syncthreads();
-        if (Config::kPairs && share == 0) store_no_pairs<Config>(params, block);
+        if constexpr (Config::kPairs && !Block::kPairSums) store_no_pairs<Config>(params, block);
         OthersSums<Config, Block::Scores::kRows> sums;
-        add_entry<Config>(params, block, share, gradients, sums);
+        add_entry<Config>(params, block, gradients, sums, pair_sums);
         if constexpr (Config::kBiasSums) store_sums<Config>(params.bias_sums, sums.bias, block, 1.0f);
         if constexpr (Config::kSlopeSums) store_sums<Config>(params.slope_sums, sums.slope, block, 1.0f);
         if constexpr (Config::kScaleSums) {
@@ -520,7 +531,8 @@ __device__ __forceinline__ void backward_sm80(const BackwardParams& params) {
         __syncthreads();
       }
       if (!Block::kArrays || careful) break;
-      careful = __any_sync(0xffffffffu, __syncthreads_or(!gradients.finite()));
+      const bool finite = gradients.finite() && multiples_of_zero(pair_sums, 0.0f) == 0.0f;
+      careful = __any_sync(0xffffffffu, __syncthreads_or(!finite));
       if (!careful) break;
     }
     if constexpr (Config::kFirst || Config::kSecond) {
@@ -541,6 +553,11 @@ __device__ __forceinline__ void backward_sm80(const BackwardParams& params) {
         store_gradients(block, block.own_second(), params.dv, own_entry_of<T>(params.dv, done),
                         static_cast<int>(forward.p), kUnscale, gradients.second);
       }
+    }
+    if constexpr (Block::kPairSums) {
+      const OwnTile done = schedule.current();
+      store_pair_sums<Config>(block, pair_gradients<Config>(params, block, done, done.chunk.begin),
+                              pair_sums);
     }
     __syncthreads();
   }

@@ -78,7 +78,7 @@ struct Score {
   }
 
   // The derivative of tanh where it is t.
-  static __device__ __forceinline__ A cap_slope(A t) { return (A(1) - t) * (A(1) + t); }
+  static __device__ __forceinline__ A cap_slope(A t) { return multiply_add(-t, t, A(1)); }
 
   // The score of such a pair with its derivative.
   __device__ __forceinline__ DerivedScore<A> derived(A dot, A bias, A distance) const {

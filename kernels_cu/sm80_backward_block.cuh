@@ -24,6 +24,8 @@ struct Sm80BackwardBlock {
   static constexpr bool kDerivative = Config::kFirst || Config::kPairs || Config::kBiasSums ||
                                       Config::kSlopeSums || Config::kScaleSums;
   static constexpr bool kArrays = Config::kMask || Score<Config>::kBias;
+  // Whether pairs' gradients alone are wanted: their sums over entries stay in registers.
+  static constexpr bool kPairSums = Config::kPairs && !Config::kFirst;
   static constexpr int kWarps = Config::kWarps;
   static constexpr int kThreads = 32 * kWarps;
   // So many warps share their own rows or keys. Each makes the scores of some of the others, and has some
@@ -44,6 +46,7 @@ struct Sm80BackwardBlock {
   using Scores = Accumulators<kTiles, kStep>;
   using FirstSums = Accumulators<kTiles, Config::kHeadDim / kSplit>;
   using SecondSums = Accumulators<kTiles, Config::kHeadDimV / kSplit>;
+  using PairSums = typename Either<kPairSums, Scores, RegisterTile<float, 1, 1>>::Type;
   using Exchange = MatrixTile<Config::kBlockM, kStep * kSplit>;
 
   // Of the mask and the bias, rows by keys as they are in memory.
@@ -85,14 +88,17 @@ struct Sm80BackwardBlock {
   static constexpr int kStageOffset = kOwnBytes > kGradientBytes ? kOwnBytes : kGradientBytes;
   static constexpr int kStageBytes = First::kBytes + Second::kBytes;
   static constexpr int kExchangeOffset = kStageOffset + kStages * kStageBytes;
-  static constexpr int kExchanges = kExchange ? Config::kFirst + Config::kSecond : 0;
+  // One at least: the warps' sums over the others meet there.
+  static constexpr int kExchanges = !kExchange ? 0 : Config::kFirst && Config::kSecond ? 2 : 1;
   static constexpr int kStatisticsOffset = kExchangeOffset + kExchanges * Exchange::kBytes;
   // Where P is exchanged the statistics of the next tile can take the place of this one's in time.
   static constexpr int kStatisticsStages = !kOfKeys ? 0 : kExchange ? 1 : kStages;
   static constexpr int kStatisticsBytes = kOthers * static_cast<int>(sizeof(Statistics<float>));
   static constexpr int kBiasOffset = kStatisticsOffset + kStatisticsStages * kStatisticsBytes;
-  static constexpr int kMaskOffset = kBiasOffset + (Score<Config>::kBias ? BiasTile::kBytes : 0);
-  static constexpr int kWorkOffset = kMaskOffset + (Config::kMask ? MaskTile::kBytes : 0);
+  static constexpr int kBiasBytes = Score<Config>::kBias ? BiasTile::kBytes : 0;
+  static constexpr int kMaskBytes = Config::kMask ? MaskTile::kBytes : 0;
+  static constexpr int kMaskOffset = kBiasOffset + kStages * kBiasBytes;
+  static constexpr int kWorkOffset = kMaskOffset + kStages * kMaskBytes;
   static constexpr int kWorkBytes = 320;
   static_assert(kWorkOffset + kWorkBytes == Config::kSharedMemory,
                 "backward/variant.py: BackwardVariant.shared_memory");
@@ -100,6 +106,7 @@ struct Sm80BackwardBlock {
   static_assert(kWarpRows == 16 || kWarpRows == 32, "a warp holds one or two fragments of rows");
   static_assert(kOthers % (kStep * kSplit) == 0 && kStatisticsRows % kOthers == 0, "steps divide tiles");
   static_assert(!kExchange || kOthers == kStep * kSplit, "one exchange a tile");
+  static_assert(!kPairSums || kOthers == kStep * kSplit, "a tile of pairs stays in registers");
   static_assert(!kExchange || !Config::kFirst || FirstSums::kColumns % 16 == 0, "64 columns a warp");
   static_assert(!kExchange || !Config::kSecond || SecondSums::kColumns % 16 == 0, "64 columns a warp");
 
@@ -131,8 +138,12 @@ struct Sm80BackwardBlock {
   __device__ __forceinline__ Exchange exchange(int i) const {
     return {shared + kExchangeOffset + i * Exchange::kBytes};
   }
-  __device__ __forceinline__ BiasTile bias() const { return {shared + kBiasOffset}; }
-  __device__ __forceinline__ MaskTile mask() const { return {shared + kMaskOffset}; }
+  __device__ __forceinline__ BiasTile bias(int stage) const {
+    return {shared + kBiasOffset + stage * kBiasBytes};
+  }
+  __device__ __forceinline__ MaskTile mask(int stage) const {
+    return {shared + kMaskOffset + stage * kMaskBytes};
+  }
 };
 
 // Where the share of one entry begins. `share` counts the entries that the own tile's gradients are of.

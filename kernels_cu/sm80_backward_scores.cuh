@@ -80,7 +80,7 @@ __device__ __forceinline__ SeenColumns seen_columns(const TileMask<Config>& sees
   return {sees.begin(row) - first, sees.end(row) - first};
 }
 
-// Gradients of pairs of the bias go to global memory: those of an entry's rows and keys, one thread each.
+// Where a warp's gradients of pairs go.
 template <class Config>
 struct PairGradients {
   using Element = typename Config::DBias;
@@ -89,13 +89,10 @@ struct PairGradients {
   long long column_stride;
   int rows;  // how many exist
   int keys;
-  bool adds;  // to those of entries before
 
   __device__ __forceinline__ void store(int row, int key, float value) const {
     if (row >= rows || key >= keys) return;
-    Element* element = data + row * row_stride + key * column_stride;
-    if (adds) value += Convert<float>::from(load_global(element));
-    store_global(element, Round<Element>::from(value));
+    store_global(data + row * row_stride + key * column_stride, Round<Element>::from(value));
   }
 };
 
@@ -130,6 +127,7 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
                                               const ThreadStatistics<Config, Block>& of_thread,
                                               const PairGradients<Config>& pairs,
                                               OthersSums<Config, Block::Scores::kRows>& sums,
+                                              typename Block::PairSums& pair_sums,
                                               typename Block::Scores& S,
                                               typename Block::Scores& dP) {
   using Scores = typename Block::Scores;
@@ -137,6 +135,8 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
   constexpr bool kBias = Score<Config>::kBias;
   constexpr bool kAlibi = Score<Config>::kAlibi;
   constexpr bool kDistance = kAlibi || Config::kSlopeSums;
+  // At once for a row, if products aren't needed any more: mostly that takes half the instructions.
+  constexpr bool kCapRows = Config::kSoftcap && !Config::kScaleSums;
   // P of float16 carries a power of two (BackwardParams::p_exponent), and is at most that: the rounding of
   // large scores puts some above lse, and without bound P would be inf.
   constexpr float kExponent = is_float16<typename Block::T> ? 15.0f : 0.0f;
@@ -153,6 +153,10 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
     distance = Config::kOfKeys ? static_cast<float>(block.work().place + at) + (other - own)
                                : static_cast<float>(block.work().place - at) + (own - other);
   }
+  if constexpr (kCapRows) {
+#pragma unroll
+    for (int r = 0; r < Scores::kRows; ++r) cap_products(score, r, S);
+  }
   const unsigned rows = block.statistics(stage) + (column + Scores::column_of(place.lane, 0)) *
                                                       static_cast<int>(sizeof(Statistics<float>));
 #pragma unroll
@@ -164,12 +168,12 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
       StoredPair<unsigned char> shown;
       if constexpr (Config::kMask) {
         shown = typename Block::template Reader<unsigned char, typename Block::MaskTile>(
-            block.mask(), place, column)(r, pair);
+            block.mask(stage), place, column)(r, pair);
       }
       StoredPair<typename Either<kBias, Bias, float>::Type> bias;
       if constexpr (kBias) {
-        bias = typename Block::template Reader<Bias, typename Block::BiasTile>(block.bias(), place,
-                                                                               column)(r, pair);
+        bias = typename Block::template Reader<Bias, typename Block::BiasTile>(
+            block.bias(stage), place, column)(r, pair);
       }
       const SeenColumns seen = kHides ? seen_columns<Config, Block>(step.sees, place.lane, r)
                                       : SeenColumns{0, 0};
@@ -185,7 +189,7 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
         const float d = kDistance ? distance + from_first : 0.0f;
         float slope = 1.0f;
         if constexpr (Config::kSoftcap) {
-          s = hyperbolic_tangent(s * score.factor);
+          if (!kCapRows) s = hyperbolic_tangent(s * score.factor);
           slope = Score<Config>::cap_slope(s);
         }
         if constexpr (Score<Config>::kTerms) s = score.with_terms(s, added, d);
@@ -197,10 +201,14 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
             exp2_approx(minimum(multiply_add(s, unit_log2, -statistics.lse(r, i)), kExponent));
         s = visible ? P : 0.0f;
         if constexpr (Block::kDerivative) {
-          const float dS = P * kUnscale * (dp - statistics.delta(r, i));
-          dp = visible ? dS : 0.0f;
-          if constexpr (Config::kPairs) {
-            pairs.store(Scores::row_of(place.lane, r), column + Scores::column_of(place.lane, 2 * pair + i), dp);
+          // 0 where P is; where dP may be anything, chosen.
+          const float dS = s * kUnscale * (dp - statistics.delta(r, i));
+          dp = !kHides || visible ? dS : 0.0f;
+          if constexpr (Block::kPairSums) {
+            pair_sums(r, 2 * pair + i) += dp;
+          } else if constexpr (Config::kPairs) {
+            pairs.store(Scores::row_of(place.lane, r),
+                        column + Scores::column_of(place.lane, 2 * pair + i), dp);
           }
           if constexpr (Config::kBiasSums) sums.bias[r] += dp;
           if constexpr (Config::kSlopeSums) {
@@ -212,6 +220,22 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
           }
         }
       }
+    }
+  }
+}
+
+// Writes the sums of a warp's pairs.
+template <class Config, class Block>
+__device__ __forceinline__ void store_pair_sums(const Block& block,
+                                                const PairGradients<Config>& pairs,
+                                                typename Block::PairSums& sums) {
+  using Scores = typename Block::Scores;
+#pragma unroll
+  for (int r = 0; r < Scores::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < Scores::kColumns; ++c) {
+      const int column = block.part() * Block::kStep + Scores::column_of(block.lane(), c);
+      pairs.store(Scores::row_of(block.lane(), r), column, sums(r, c));
     }
   }
 }

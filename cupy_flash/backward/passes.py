@@ -18,8 +18,9 @@ from cupy_flash.variant import ITEMSIZE, WARP, Variant
 STATISTICS_ROWS = 128
 # Terms of a sum that a block shares.
 TEAM_TERMS = 64
-# Keys that a block takes of a bias whose gradient has a pass of its own: enough to make up for its
-# tile of Q and dO, and few enough that there are blocks for every multiprocessor.
+# Keys that a block takes of a bias whose gradient has a pass of its own, where it sums in memory:
+# enough to make up for its tile of Q and dO, and few enough that there are blocks for every
+# multiprocessor. Those of sm80 take a tile.
 CHUNK_KEYS = 512
 # Scratch arrays begin at its multiples.
 ALIGNMENT = 256
@@ -185,15 +186,16 @@ class _Builder:
         """Plan the pass that sums a bias' pairs over the entries that share it."""
         target, own, pairs = "bias", _own(bias), bias.operand.dtype
         accumulate = self.call.accumulate
-        if own != self.everything and pairs != accumulate:
-            # Sums run in the accumulation type.
+        # Sums run in the accumulation type; those of sm80 stay in registers.
+        in_memory = self.forward.family != "sm80" and own != self.everything
+        if in_memory and pairs != accumulate:
             target, pairs = "bias_pairs", accumulate
             shape = (*bias.batch, bias.heads, bias.rows, bias.columns)
             operand = _dense(shape, accumulate)
             self._store("bias_pairs", operand, math.prod(shape))
             variant = SumVariant(self.device.arch, accumulate, bias.operand.dtype, team=False)
             self.sums.append(SumPass(variant, "bias_pairs", operand, shape, bias))
-        self._add(False, own, {"dbias": target}, chunk_keys=CHUNK_KEYS, pairs=pairs)
+        self._add(False, own, {"dbias": target}, pairs=pairs)
 
     def _keys(self) -> None:
         """Plan the passes of keys: dk, dv, and what each key adds to a bias of keys."""
@@ -218,7 +220,6 @@ class _Builder:
         keys: bool,
         own: Own,
         results: Mapping[str, str],
-        chunk_keys: int | None = None,
         *,
         first: bool = False,
         second: bool = False,
@@ -227,6 +228,9 @@ class _Builder:
     ) -> None:
         variant = BackwardVariant(self.forward, keys, first, second, pairs, **sums)
         variant = with_tile(variant, self.device)
+        chunk_keys = None
+        if pairs and not first:
+            chunk_keys = variant.tile.block_n if variant.family == "sm80" else CHUNK_KEYS
         self.passes.append(GradientPass(variant, own, dict(results), chunk_keys))
 
     def _sum(self, name: str, source: str, axis: str) -> None:

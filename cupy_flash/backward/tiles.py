@@ -126,14 +126,18 @@ SM80_TILES = {
 # Widest head-dim bucket -> tiles of passes that leave sums and pairs alone, without a gradient that
 # takes registers.
 SM80_SCORE_TILES = {
-    32: (_tile(128, 64, 32), _tile(64, 32, 32)),
-    64: (_tile(128, 64, 32), _tile(64, 32, 32)),
-    96: (_tile(64, 64, 32), _tile(64, 32, 32, stages=1)),
-    128: (_tile(64, 64, 32), _tile(64, 32, 32, stages=1)),
-    192: (_tile(64, 64, 32, blocks=1), _tile(64, 32, 32, blocks=1, stages=1)),
+    **dict.fromkeys(
+        (32, 64, 96, 128),
+        (
+            _tile(64, 64, 64, blocks=3, stages=1),
+            _tile(64, 64, 64, stages=1),
+            _tile(64, 32, 32, stages=1),
+        ),
+    ),
+    192: (_tile(64, 64, 64, stages=1), _tile(64, 32, 32, blocks=1, stages=1)),
     256: (
-        _tile(64, 64, 32, blocks=1),
+        _tile(64, 64, 64, blocks=1, stages=1),
         _tile(64, 32, 32, blocks=1, stages=1),
-        _tile(32, 32, 32, warps=2, blocks=1, stages=1),
+        _tile(32, 32, 16, split=2, blocks=1, stages=1),
     ),
 }

@@ -112,7 +112,7 @@ class BackwardVariant:
             # In the end dv takes the place of the tiles.
             own = max(own, tile.block_m * (p + (d if self.first else 0)))
         others = tile.block_n * (d + p)
-        exchanges = self.first + self.second if tile.split > 1 else 0
+        exchanges = max(self.first + self.second, 1) if tile.split > 1 else 0
         exchange = tile.block_m * tile.block_n * itemsize
         bias = self._score_tile(forward.bias_along, STORED_BYTES.get(forward.bias or "", 4))
         mask = self._score_tile(forward.mask, 1)
@@ -120,7 +120,7 @@ class BackwardVariant:
         if self.keys:
             stages = tile.stages if tile.split == 1 else 1
             passing += stages * tile.block_n * STATISTICS_BYTES
-        return own + passing + bias + mask + SM80_WORK_BYTES
+        return own + passing + tile.stages * (bias + mask) + SM80_WORK_BYTES
 
     def _score_tile(self, along: str | None, itemsize: int) -> int:
         """Return the bytes of a tile of the mask or the bias (sm80)."""
