@@ -53,6 +53,7 @@ def attention_backward(
     strict: bool = True,
     arch: int = 90,
     grid: int | None = None,
+    block_order: int = 0,
 ) -> Gradients:
     """Run a case's kernels on the CPU and check that they wrote the gradients and nothing else.
 
@@ -100,6 +101,8 @@ def attention_backward(
             regions,
             schedule,
             seed=case.seed,
+            block_order=block_order,
+            landing=schedule % 2,
             # It would flush the doubles of the sums too.
             flush_subnormals=accumulate == np.float32
             and not isinstance(launch.variant, SumVariant),
