@@ -52,7 +52,8 @@ constexpr int greatest_common_divisor(int a, int b) {
 template <class T, class Tile, int kThreads, int kUnit, int kBatch = 1>
 struct TileCopy {
   static constexpr int kPieceElements = Tile::kPieceElements;
-  static constexpr int kAcross = greatest_common_divisor(Tile::kPieces, 16);
+  // At least eight rows at a time.
+  static constexpr int kAcross = greatest_common_divisor(Tile::kPieces, kThreads < 128 ? kThreads / 8 : 16);
   static constexpr int kDown = kThreads / kAcross;
   static constexpr int kPieceSteps = Tile::kPieces / kAcross;
   static constexpr int kRowSteps = (Tile::kRows + kDown - 1) / kDown;

@@ -123,7 +123,8 @@ struct Step {
 };
 
 // Replaces S by P and dP by dS, of a warp's products with the others of a step. kHides: some may be hidden, by
-// their places or, if the block is careful, by a bias of -inf whatever they hold.
+// their places or, if the block is careful, by a bias of -inf whatever they hold. Where no gradient can tell that a
+// block needs care the bias is always asked.
 template <bool kHides, class Config, class Block>
 __device__ __forceinline__ void differentiate(const Params& forward, const Block& block,
                                               const Step<Config, Block>& step, int stage,
@@ -135,6 +136,7 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
   using Scores = typename Block::Scores;
   using Bias = typename Config::Bias;
   constexpr bool kBias = Score<Config>::kBias;
+  constexpr bool kAsksBias = kBias && (kHides || !(Config::kFirst || Config::kSecond));
   constexpr bool kAlibi = Score<Config>::kAlibi;
   constexpr bool kDistance = kAlibi || Config::kSlopeSums;
   // P of float16 carries a power of two (BackwardParams::p_exponent).
@@ -190,7 +192,7 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
         bool visible = true;
         if constexpr (kHides) visible = offset + i >= seen.begin && offset + i < seen.end;
         if constexpr (Config::kMask) visible = visible && shown.given(i);
-        if constexpr (kHides && kBias) visible = visible && added != -Limits<float>::infinity();
+        if constexpr (kAsksBias) visible = visible && added != -Limits<float>::infinity();
         const float P = exp2_approx(multiply_add(s, unit_log2, -statistics.lse(r, i)));
         s = visible ? P : 0.0f;
         if constexpr (Block::kDerivative) {
