@@ -116,6 +116,8 @@ def hide(call: Backward, rows: list[int], keys: list[int]) -> None:
             biases[...] = np.where(by_mask, biases, -np.inf)
     do = call.do.numpy()
     do[...] = rng.normal(size=do.shape)
+    if call.dlse is not None:
+        call.dlse.numpy()[...] = rng.normal(size=call.dlse.shape)
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -143,19 +145,20 @@ def test_what_hidden_pairs_hold_changes_no_bit(
         x[hidden] = np.nan
     got = run_in_many_ways(call, ((3, 1, 0), (4, None, 1), (0, 2, 2)), arch=arch)
     for name, x in want.items():
-        assert got[name].tobytes() == x.tobytes(), f"other bits of d{name}"
+        # A pair's zero may have either sign.
+        same = np.array_equal(got[name], x) if name == "bias" else got[name].tobytes() == x.tobytes()
+        assert same, f"other bits of d{name}"
 
 
 @pytest.mark.parametrize("by", ["mask", "bias"])
 @pytest.mark.parametrize("d", [20, 128, 256])
 def test_nan_reaches_those_who_see_it_and_no_tile_else(d: int, by: str) -> None:
-    """A key that only the rows from 128 on see, and a row that only sees the keys before 64."""
+    """A key that only the rows from 128 on see, and a row that only sees the keys before 128."""
     call = Backward.of(replace(CAREFUL, d=d, p=d), QKV)
-    call.dlse = None
     hide(call, [], [])
     seen = np.ones(call.arrays.mask.shape, bool)
     seen[:128, 5] = False
-    seen[7, 64:] = False
+    seen[7, 128:] = False
     if by == "mask":
         call.arrays.mask.numpy()[...] = seen
     else:
@@ -173,8 +176,8 @@ def test_nan_reaches_those_who_see_it_and_no_tile_else(d: int, by: str) -> None:
     call.do.numpy()[7] = np.nan
     got = run(call, schedule=4, grid=2)
     for name in ("k", "v"):
-        assert np.isnan(got[name][[*range(5), *range(6, 64)]]).all()
-        assert got[name][64:].tobytes() == want[name][64:].tobytes()
+        assert np.isnan(got[name][[*range(5), *range(6, 128)]]).all()
+        assert got[name][128:].tobytes() == want[name][128:].tobytes()
 
 
 @pytest.mark.parametrize("together", [1, 3, None])
@@ -219,7 +222,7 @@ def test_gradients_without_entries_are_zero() -> None:
     assert not found["v"].any()
 
 
-@pytest.mark.parametrize("options", [{"offset": -150}, {"offset": 0, "window": (None, -149)}])
+@pytest.mark.parametrize("options", [{"offset": -150}, {"offset": -150, "window": (None, 20)}])
 @pytest.mark.parametrize("d", [20, 256])
 def test_rows_and_keys_that_nobody_sees_have_zeros(d: int, options: dict[str, Any]) -> None:
     options = {"causal": "window" not in options, **options}
