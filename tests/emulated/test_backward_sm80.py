@@ -146,7 +146,9 @@ def test_what_hidden_pairs_hold_changes_no_bit(
     got = run_in_many_ways(call, ((3, 1, 0), (4, None, 1), (0, 2, 2)), arch=arch)
     for name, x in want.items():
         # A pair's zero may have either sign.
-        same = np.array_equal(got[name], x) if name == "bias" else got[name].tobytes() == x.tobytes()
+        same = (
+            np.array_equal(got[name], x) if name == "bias" else got[name].tobytes() == x.tobytes()
+        )
         assert same, f"other bits of d{name}"
 
 
