@@ -32,12 +32,6 @@ BACKWARD_SHARED_MUTANTS: dict[str, Mutant] = {
         "params.together",
         ["entries in turns"],
     ),
-    "a block takes the next tile": sm80(
-        SCHEDULE,
-        "static_cast<long long>(round) * gridDim.x",
-        "static_cast<long long>(round)",
-        ["rows"],
-    ),
     "a tile reaches beyond the end": sm80(
         SCHEDULE,
         "minimum(tile.begin + Config::kBlockM, extent)",
@@ -48,12 +42,6 @@ BACKWARD_SHARED_MUTANTS: dict[str, Mutant] = {
         SCHEDULE,
         "{chunk * params.chunk_keys, params.forward.n}",
         "{0, params.forward.n}",
-        ["shared bias"],
-    ),
-    "a chunk ends with the last key": sm80(
-        SCHEDULE,
-        "minimum(tile.chunk.begin + params.chunk_keys, params.forward.n)",
-        "params.forward.n",
         ["shared bias"],
     ),
     "own batch entries are counted on": sm80(

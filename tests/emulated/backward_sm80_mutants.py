@@ -34,29 +34,14 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         "block.first(stage), {work.first, first.row, first.column}, at, Block::kOthers,",
         ["rows"],
     ),
-    "rows of dO beyond the end are read": sm80(
-        KERNEL,
-        "block.second(stage), {work.second, second.row, second.column}, at, work.others - at,",
-        "block.second(stage), {work.second, second.row, second.column}, at, Block::kOthers,",
-        ["keys"],
-    ),
     "rows before the first that sees are read": sm80(
         KERNEL,
         "params.forward.d), kSkip ? work.skipped - at : 0",
         "params.forward.d), 0",
         ["NaN above"],
     ),
-    "rows of dO before the first that sees are read": sm80(
-        KERNEL,
-        "params.forward.p), kSkip ? work.skipped - at : 0",
-        "params.forward.p), 0",
-        ["NaN above"],
-    ),
     "all tiles have the first one's statistics": sm80(
         KERNEL, "work.statistics + at + pair * 2", "work.statistics + pair * 2", ["keys"]
-    ),
-    "half of the statistics is copied": sm80(
-        KERNEL, "pair < Block::kOthers / 2", "pair < Block::kOthers / 4", ["keys"]
     ),
     "the next tile lies over this one": sm80(
         KERNEL,
@@ -86,15 +71,6 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     "the mask of keys is that of the first rows": sm80(
         KERNEL, "row = Config::kOfKeys ? at : 0;", "row = 0;", ["mask of keys"]
     ),
-    "the mask of rows is that of the first keys": sm80(
-        KERNEL, "key = Config::kOfKeys ? 0 : at;", "key = 0;", ["bias of rows"]
-    ),
-    "arrays beyond the last row are read": sm80(
-        KERNEL,
-        "Config::kOfKeys ? work.others - at : work.own_count",
-        "Block::kTileRows",
-        ["mask of keys"],
-    ),
     "arrays beyond the last key are read": sm80(
         KERNEL,
         "Config::kOfKeys ? work.own_count : work.others - at",
@@ -108,12 +84,6 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     "no wait before a tile is used": sm80(
         KERNEL, "wait_async<0>();\n  __syncthreads();\n}", "__syncthreads();\n}", ["rows"]
     ),
-    "no wait for the first matrix in one stage": sm80(
-        KERNEL,
-        "if (!kTwoStages && column == 0) {\n        wait_for_copies();",
-        "if (!kTwoStages && column == 0) {\n        __syncthreads();",
-        ["rows in one step"],
-    ),
     "no barrier before the first matrix in one stage": sm80(
         KERNEL,
         "if (!kTwoStages && column == 0) {\n        wait_for_copies();",
@@ -122,9 +92,6 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     ),
     "no wait for the arrays": sm80(
         KERNEL, "wait_async<1>();\n        __syncthreads();", "__syncthreads();", ["bias of rows"]
-    ),
-    "a wait leaves the arrays on their way": sm80(
-        KERNEL, "wait_async<1>();", "wait_async<2>();", ["bias of rows"]
     ),
     "no barrier after the arrays": sm80(
         KERNEL,
@@ -214,13 +181,6 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         "",
         ["hidden NaN of dO"],
     ),
-    "dq isn't looked at": sm80(
-        KERNEL,
-        "if constexpr (Config::kFirst) zero = multiples_of_zero(first, zero);",
-        "",
-        ["hidden NaN"],
-    ),
-    "hidden keys are multiplied": sm80(KERNEL, "if (seen) continue;", "continue;", ["hidden NaN"]),
     "hidden rows of dO are multiplied": sm80(
         KERNEL,
         "store_shared(block.second(stage).at(other, piece), Words4{});",
@@ -252,9 +212,6 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     "all parts have the first columns of dv": sm80(
         KERNEL, "place.part * (Config::kHeadDimV / Block::kSplit / 8)", "0", ["split"]
     ),
-    "all parts have the first columns of dk": sm80(
-        KERNEL, "place.part * (Config::kHeadDim / Block::kSplit / 8)", "0", ["split"]
-    ),
     "dv is the product of dS": sm80(
         KERNEL,
         "exchanged<Block>(block.exchange(Config::kFirst))",
@@ -264,17 +221,8 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     "all parts write the first columns": sm80(
         KERNEL, "first = block.part() * (OwnTile::kColumns / Block::kSplit)", "first = 0", ["split"]
     ),
-    "all parts write the first rows": sm80(
-        KERNEL, "block.warp_row() + block.part() * Rows::kRows", "block.warp_row()", ["split"]
-    ),
     "all parts have the first others": sm80(
         SCORES, "column(first + block.part() * Block::kStep)", "column(first)", ["split"]
-    ),
-    "P lies in the first part's columns": sm80(
-        KERNEL, "place.part * (Block::kStep / 8)", "0", ["split"]
-    ),
-    "a sum is that of the last part": sm80(
-        KERNEL, "sums[r] += __uint_as_float", "sums[r] = __uint_as_float", ["sums in a split"]
     ),
     "parts of a sum lie in one place": sm80(
         KERNEL,
@@ -307,30 +255,17 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     "the last entry that shares is left out": sm80(
         KERNEL, "share < params.shares;", "share < params.shares - 1;", ["heads"]
     ),
-    "the first entry that shares is added twice": sm80(
-        KERNEL,
-        "work_on<Config>(schedule, schedule.current(), share, careful)",
-        "work_on<Config>(schedule, schedule.current(), maximum(share, 1), careful)",
-        ["heads"],
-    ),
     "without entries the block is nowhere": sm80(
         KERNEL, "if (params.shares == 0) {", "if (false) {", ["no entries"]
     ),
     "a later entry's pairs replace the first's": sm80(
         KERNEL, "share > 0};", "false};", ["shared bias"]
     ),
-    "pairs are added to what was there": sm80(KERNEL, "share > 0};", "true};", ["shared bias"]),
     "pairs beyond the last key are stored": sm80(
         SCORES,
         "if (row >= rows || key >= keys) return;",
         "if (row >= rows) return;",
-        ["shared bias"],
-    ),
-    "pairs beyond the last row are stored": sm80(
-        SCORES,
-        "if (row >= rows || key >= keys) return;",
-        "if (key >= keys) return;",
-        ["shared bias"],
+        ["shared bias hides NaN"],
     ),
     "pairs that no tile has aren't cleared": sm80(
         KERNEL,
@@ -362,12 +297,6 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     "of two rows both have the first one's lse": sm80(
         SCORES, "__uint_as_float(words.word[2 * i])", "__uint_as_float(words.word[0])", ["keys"]
     ),
-    "of two rows both have the first one's delta": sm80(
-        SCORES, "__uint_as_float(words.word[2 * i + 1])", "__uint_as_float(words.word[1])", ["keys"]
-    ),
-    "all rows have the first pair's statistics": sm80(
-        SCORES, "rows + offset * static_cast<int>", "rows + 0 * static_cast<int>", ["keys"]
-    ),
     "statistics are read from the first stage": sm80(
         BLOCK, "(kStatisticsStages > 1 ? stage : 0)", "0", ["keys"]
     ),
@@ -389,17 +318,8 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     "the keys' distance to rows has the wrong sign": sm80(
         SCORES, "+ at) + (other - own)", "+ at) + (own - other)", ["alibi of keys"]
     ),
-    "further keys are nearer": sm80(
-        SCORES,
-        "offset + i - Scores::row_of(0, r) :",
-        "offset + i + Scores::row_of(0, r) :",
-        ["alibi of keys"],
-    ),
     "the rows' distance to keys has the wrong sign": sm80(
         SCORES, "- at) + (own - other)", "- at) + (other - own)", ["alibi"]
-    ),
-    "tiles of rows are all at the first key": sm80(
-        SCORES, "block.work().place - at)", "block.work().place)", ["alibi"]
     ),
     "a slope grows with the keys to the right": sm80(
         SCORES, "-dp, magnitude(d), sums.slope[r]", "-dp, d, sums.slope[r]", ["alibi"]
@@ -420,25 +340,7 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         "at(1, r) + row * Tile::kPitch, at(0, r) + row * Tile::kPitch",
         ["mask of keys"],
     ),
-    "steps have the first one's mask": sm80(
-        TILE,
-        "row = column + Scores::column_of(0, 2 * pair);",
-        "row = Scores::column_of(0, 2 * pair);",
-        ["mask of keys"],
-    ),
-    "keys have the first one's mask": sm80(
-        TILE,
-        "address[i] ^ Scores::row_of(0, r) * kBytes",
-        "address[i] ^ Scores::row_of(0, 0) * kBytes",
-        ["mask of keys"],
-    ),
     # Who sees whom.
-    "a key is seen by a row before it": sm80(
-        MASK,
-        "Config::kRight ? j - right : 0",
-        "Config::kRight ? j - right - 1 : 0",
-        ["causal keys"],
-    ),
     "a key isn't seen by its first row": sm80(
         MASK,
         "Config::kRight ? j - right : 0",
@@ -446,10 +348,7 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         ["causal keys"],
     ),
     "a key isn't seen by its last row": sm80(
-        MASK, "minimum(rows, j - left + 1)", "minimum(rows, j - left)", ["window of keys"]
-    ),
-    "a key is seen by rows beyond their length": sm80(
-        MASK, "minimum(rows, j - left + 1)", "j - left + 1", ["window of keys"]
+        MASK, "minimum(rows, j - left + 1)", "minimum(rows, j - left)", ["window"]
     ),
     "the first row that sees a tile isn't visited": sm80(
         MASK,
@@ -461,7 +360,7 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         MASK,
         "key_end - extent.offset + params.left)",
         "key_end - extent.offset + params.left - 1)",
-        ["window of keys"],
+        ["window"],
     ),
     "rows beyond a length are visited": sm80(
         MASK, "long long end = extent.rows;", "long long end = params.m;", ["window of keys"]
@@ -473,14 +372,8 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         "entry.head % forward.group",
         ["rows of heads"],
     ),
-    "own keys of another head": sm80(
-        KERNEL, "quotient(entry.head, forward.group) : entry.head", "0 : entry.head", ["heads"]
-    ),
     "statistics of the first rows": sm80(
         BLOCK, "work.statistics = statistics + row;", "work.statistics = statistics;", ["rows"]
-    ),
-    "a chunk begins with the first key": sm80(
-        BLOCK, "maximum(keys.begin, own.chunk.begin)", "keys.begin", ["shared bias"]
     ),
     "ALiBi counts from the first key": sm80(
         BLOCK, "work.place = row + entry.extent.offset - key;", "work.place = row - key;", ["alibi"]
@@ -490,8 +383,5 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         "unit_of<unsigned char>(forward.mask, work.mask, forward.n)",
         "16",
         ["mask of keys"],
-    ),
-    "all warps are the first part": sm80(
-        BLOCK, "kExchange ? threadIdx.x / 32 % kSplit : 0", "0", ["split"]
     ),
 }

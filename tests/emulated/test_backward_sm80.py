@@ -17,7 +17,6 @@ from cupy_flash.backward.select import keys_in_one_pass, with_tile
 from cupy_flash.backward.variant import BackwardVariant
 from cupy_flash.device import assumed
 from emulated_backward import attention_backward
-from emulation import BLOCK_ORDERS
 from problems import Case
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]

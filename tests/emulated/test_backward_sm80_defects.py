@@ -17,6 +17,7 @@ from backward_sm80_mutants import BACKWARD_SM80_MUTANTS
 from cupy_flash.backward import params, passes
 from emulated_backward import attention_backward
 from emulation import run_isolated
+from layouts import strided
 from option_arrays import placed
 from problems import Case
 from test_planted_defects import CAUGHT
@@ -29,7 +30,7 @@ SMALL = replace(PLAIN, m=70, n=75)
 HEADS = replace(SMALL, batch=(2,), heads=4, kv_heads=2)
 SPLIT = replace(PLAIN, m=200, n=70, d=128, p=128)
 SHARED = replace(HEADS, n=300, bias="pairs", causal=True, offset=20)
-TURNS = replace(HEADS, batch=(2, 3), m=140, causal=True, layouts=("swapped",) + ("contiguous",) * 2)
+TURNS = replace(HEADS, batch=(2, 3), m=140, causal=True)
 Q, KV, BIAS = ("q",), ("k", "v"), ("bias",)
 
 # The problem, what is asked for, and the GPU that decides on the tiles.
@@ -47,7 +48,7 @@ CASES: dict[str, tuple[Case, tuple[str, ...], int]] = {
     "split": (SPLIT, KV, 90),
     "split, causal": (replace(SPLIT, causal=True), KV, 90),
     "split in one stage": (replace(SPLIT, mask="pairs"), KV, 90),
-    "sums in a split": (replace(PLAIN, m=40, n=100, d=250, p=250), ("q", "scale"), 86),
+    "sums in a split": (replace(SPLIT, m=100, bias="keys"), (*KV, "bias"), 90),
     "mask of keys": (replace(KEYS, m=200, mask="pairs"), KV, 90),
     "bias of rows": (replace(PLAIN, n=304, bias="pairs", bias_dtype="float16"), Q, 90),
     "heads": (HEADS, ("k",), 90),
@@ -71,6 +72,7 @@ CASES: dict[str, tuple[Case, tuple[str, ...], int]] = {
     "scale": (replace(PLAIN, n=75, scale=-0.4), ("scale",), 90),
     "causal": (replace(PLAIN, causal=True), Q, 90),
     "causal keys": (replace(KEYS, causal=True, offset=0), KV, 90),
+    "window": (replace(KEYS, window=(60, 20), offset=0), KV, 90),
     "window of keys": (replace(KEYS, batch=(2,), window=(60, 20), lengths="q"), KV, 90),
     "softcap": (replace(SMALL, softcap=1.5), Q, 90),
     "keys of a bias": (replace(SMALL, bias="keys", softcap=1.5), BIAS, 90),
@@ -91,6 +93,13 @@ def build(name: str) -> Backward:
     call = Backward.of(case, wrt)
     arrays = call.arrays
     rng = np.random.default_rng(5)
+    if name in ("entries in turns", "batch shares"):
+        # Batch axes that don't merge.
+        shared = "k" if name == "entries in turns" else "v"
+        x = getattr(arrays, shared)
+        mixed = strided((1, 3, *x.shape[-3:]), x.buffer.dtype, "contiguous")
+        mixed.numpy()[...] = rng.normal(size=mixed.shape)
+        setattr(arrays, shared, mixed)
     if name == "dlse":
         call.dlse = placed(rng.normal(size=case.m).astype(np.float32), "contiguous")
     if arrays.alibi_slopes is not None:
@@ -130,8 +139,8 @@ def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
     for name in cases:
         call, arch = build(name), CASES[name][2]
         case = call.arrays.case
-        # Three entries take turns, and a block has few keys of a shared bias.
-        l2 = 3 * case.n * 2 * (case.d + case.p)
+        # Five entries take turns, and a block has few keys of a shared bias.
+        l2 = 5 * case.n * 2 * (case.d + case.p)
         with (
             mock.patch.object(params, "L2_BYTES", l2),
             mock.patch.object(passes, "CHUNK_KEYS", 128),
