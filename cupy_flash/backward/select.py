@@ -80,7 +80,13 @@ def _sm80_tiles(variant: BackwardVariant, widest: int) -> tuple[Tile, ...]:
 
 
 def _tiled(variant: BackwardVariant, tile: Tile) -> BackwardVariant:
-    return replace(variant, forward=replace(variant.forward, tile=tile))
+    forward = replace(variant.forward, tile=tile)
+    if tile.split > 1:
+        # Of the warps that share rows each has columns from a multiple of 64 on.
+        whole = 64 * tile.split
+        d, p = (-(-x // whole) * whole for x in (forward.head_dim, forward.head_dim_v))
+        forward = replace(forward, head_dim=d, head_dim_v=p)
+    return replace(variant, forward=forward)
 
 
 def _fitting(

@@ -54,6 +54,11 @@ DIRECTED = (
     Directed(90, 64, 65, ("v",), {"alibi": "one", **WINDOW}),
     Directed(90, 128, 128, ("v",), {"softcap": 2.0, "dtypes": BRAIN}),
     Directed(90, 256, 256, ("v",), {"causal": True, **HEADS}),
+    # Head dims of two buckets, where warps share rows or keys.
+    Directed(90, 55, 118, QKV),
+    Directed(90, 118, 55, ("k", "v"), {"causal": True}),
+    Directed(90, 190, 256, QKV, {"causal": True, "m": 70}),
+    Directed(90, 256, 100, ("k", "v"), {"dtypes": BRAIN, "n": 70}),
     # With arrays of every element type that a tile holds otherwise.
     Directed(90, 32, 24, (*QKV, "bias"), _pairs(dtypes=BRAIN, causal=True, n=300)),
     Directed(90, 64, 64, (*QKV, "bias"), _pairs(bias_dtype="float16", **WINDOW)),

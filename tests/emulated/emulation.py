@@ -2,8 +2,8 @@
 
 The text is compiled as it is: ``emulator/cuda.hpp``, included before it, supplies the CUDA names.
 One fiber stands for one CUDA thread, blocks run one after another in any order, and whatever the
-emulator notices (an address outside the registered regions, a divergent barrier, ...) ends the launch
-with an :class:`EmulationError`.
+emulator notices (an address outside the registered regions, a divergent barrier, ...) ends the
+launch with an :class:`EmulationError`.
 
 What it can't show: speed, bank conflicts, memory ordering, concurrency between blocks.
 """
