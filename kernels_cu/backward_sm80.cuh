@@ -119,7 +119,8 @@ __device__ __forceinline__ void copy_arrays(const Params& forward, const Block& 
   }
 }
 
-// Zeroes the others in a stage that no row, or key, of the own sees: 0 times NaN is NaN.
+// Zeroes the others in a stage that no row, or key, of the own sees: 0 times NaN is NaN. Of a matrix that P
+// and dS aren't multiplied with nothing need be zero, and the next tile's may have come already.
 template <class Config, class Block>
 __device__ __forceinline__ void clear_hidden_others(const Params& forward, const Block& block, int at,
                                                     int stage) {
@@ -135,13 +136,17 @@ __device__ __forceinline__ void clear_hidden_others(const Params& forward, const
       seen = work.sees.visible(row, key) && arrays(row, key).visible;
     }
     if (seen) continue;
+    if constexpr (Config::kFirst) {
 #pragma unroll 1
-    for (int piece = 0; piece < Block::First::kPieces; ++piece) {
-      store_shared(block.first(stage).at(other, piece), Words4{});
+      for (int piece = 0; piece < Block::First::kPieces; ++piece) {
+        store_shared(block.first(stage).at(other, piece), Words4{});
+      }
     }
+    if constexpr (Config::kSecond) {
 #pragma unroll 1
-    for (int piece = 0; piece < Block::Second::kPieces; ++piece) {
-      store_shared(block.second(stage).at(other, piece), Words4{});
+      for (int piece = 0; piece < Block::Second::kPieces; ++piece) {
+        store_shared(block.second(stage).at(other, piece), Words4{});
+      }
     }
   }
 }

@@ -120,7 +120,8 @@ struct Step {
 };
 
 // Replaces S by P and dP by dS, of a warp's products with the others of a step. kHides: some may be hidden, by
-// their places or, if the block is careful, by a bias of -inf whatever they hold.
+// their places or, if the block is careful, by a bias of -inf whatever they hold. Where no gradient can tell that a
+// block needs care the bias is always asked.
 template <bool kHides, class Config, class Block>
 __device__ __forceinline__ void differentiate(const Params& forward, const Block& block,
                                               const Step<Config, Block>& step, int stage,

@@ -53,10 +53,13 @@ def attention_backward(
     strict: bool = True,
     arch: int = 90,
     grid: int | None = None,
+    block_order: int = 0,
+    launches: bool = True,
 ) -> Gradients:
     """Run a case's kernels on the CPU and check that they wrote the gradients and nothing else.
 
-    `layouts`: of the gradients, by name; contiguous where none is given.
+    `layouts`: of the gradients, by name; contiguous where none is given. Without `launches`
+    nothing runs: the passes are what is asked for.
     """
     arrays, case, wrt = call.arrays, call.arrays.case, call.wrt
     hosts = {name: x.numpy() for name, x in arrays.inputs().items()}
@@ -90,7 +93,7 @@ def attention_backward(
     writable = {f"d{name}" for name in wrt} | {*passes.scratch}
     regions = [Region.of(name, x, writable=name in writable) for name, x in hosts.items() if x.size]
     pointers = {name: describe(name, x).pointer for name, x in hosts.items()}
-    for launch in backward_launches(problem, passes, pointers):
+    for launch in backward_launches(problem, passes, pointers) if launches else ():
         emulated(launch.variant, folder, strict).launch(
             launch.params,
             launch.grid if grid is None else min(grid, launch.grid),
@@ -99,6 +102,8 @@ def attention_backward(
             regions,
             schedule,
             seed=case.seed,
+            block_order=block_order,
+            landing=schedule % 2,
             # It would flush the doubles of the sums too.
             flush_subnormals=accumulate == np.float32
             and not isinstance(launch.variant, SumVariant),

@@ -1,9 +1,9 @@
 """Run CUDA kernel text on the CPU.
 
 The text is compiled as it is: ``emulator/cuda.hpp``, included before it, supplies the CUDA names.
-One fiber stands for one CUDA thread, blocks run one after another, and whatever the emulator
-notices (an address outside the registered regions, a divergent barrier, ...) ends the launch
-with an :class:`EmulationError`.
+One fiber stands for one CUDA thread, blocks run one after another in any order, and whatever the
+emulator notices (an address outside the registered regions, a divergent barrier, ...) ends the
+launch with an :class:`EmulationError`.
 
 What it can't show: speed, bank conflicts, memory ordering, concurrency between blocks.
 """
@@ -11,6 +11,7 @@ What it can't show: speed, bank conflicts, memory ordering, concurrency between 
 from __future__ import annotations
 
 import ctypes
+import random
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from emulation_build import BuildError, build, compiler
 from isolation import run_isolated
 
 __all__ = [
+    "BLOCK_ORDERS",
     "LANDINGS",
     "SCHEDULES",
     "BuildError",
@@ -40,6 +42,9 @@ SCHEDULES = {"forward": 0, "backward": 1, "random": 2, "greedy": 3, "greedy back
 
 LANDINGS = {"late": 0, "early": 1}
 """Name and number of each moment at which the bytes of a cp.async reach shared memory."""
+
+BLOCK_ORDERS = {"forward": 0, "backward": 1, "random": 2}
+"""Name and number of each order in which the blocks of a grid may run."""
 
 WARP = 32
 MAX_THREADS = 1024
@@ -107,6 +112,7 @@ class _Launch(ctypes.Structure):
         ("max_steps", ctypes.c_ulonglong),
         ("flush_subnormals", ctypes.c_int),
         ("landing", ctypes.c_int),
+        ("blocks", ctypes.POINTER(ctypes.c_uint)),
     )
 
 
@@ -142,8 +148,9 @@ class EmulatedKernel:
         max_steps: int = MAX_STEPS,
         flush_subnormals: bool = False,
         landing: int = 0,
+        block_order: int = 0,
     ) -> None:
-        """Run every block of the grid, in order.
+        """Run every block of the grid, one after another.
 
         Parameters
         ----------
@@ -161,7 +168,7 @@ class EmulatedKernel:
             block's next barrier before the next warp moves, from the first or the last warp.
             Within a warp, lanes run one after another, last to first in 1 and 4.
         seed : int, default 0
-            Of schedule 2.
+            Of schedule 2, and of block order 2.
         max_steps : int
             Bound on the waits and checked accesses of one block, against endless loops.
         flush_subnormals : bool
@@ -171,6 +178,9 @@ class EmulatedKernel:
             When cp.async writes; see ``LANDINGS``. 0, at the wait for its group, and the
             destination is NaN until then, shows copies that nobody waited for; 1, at once, shows
             copies over data that is still read.
+        block_order : int, default 0
+            In which order blocks run; see ``BLOCK_ORDERS``: from the first, from the last, or at
+            random. A result that depends on it has blocks that write to one place.
 
         Raises
         ------
@@ -190,6 +200,8 @@ class EmulatedKernel:
             raise ValueError(f"schedule={schedule}: allowed are {SCHEDULES}")
         if landing not in LANDINGS.values():
             raise ValueError(f"landing={landing}: allowed are {LANDINGS}")
+        if block_order not in BLOCK_ORDERS.values():
+            raise ValueError(f"block_order={block_order}: allowed are {BLOCK_ORDERS}")
         table = (_Region * max(1, len(regions)))(
             *(_Region(r.name.encode(), r.address, r.nbytes, r.writable) for r in regions)
         )
@@ -204,8 +216,19 @@ class EmulatedKernel:
             max_steps,
             flush_subnormals,
             landing,
+            (ctypes.c_uint * grid)(*_blocks(grid, block_order, seed)),
         )
         with _launching:
             failure = self._run(raw, ctypes.byref(config))
         if failure is not None:
             raise EmulationError(f"{self.entry}: {failure.decode(errors='replace')}")
+
+
+def _blocks(grid: int, order: int, seed: int) -> list[int]:
+    """Return the blocks of a grid in the order in which they run."""
+    blocks = list(range(grid))
+    if order == BLOCK_ORDERS["backward"]:
+        blocks.reverse()
+    elif order == BLOCK_ORDERS["random"]:
+        random.Random(seed).shuffle(blocks)
+    return blocks

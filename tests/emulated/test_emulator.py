@@ -7,7 +7,7 @@ import platform
 import numpy as np
 import pytest
 
-from emulation import SCHEDULES, EmulatedKernel, Region, build
+from emulation import BLOCK_ORDERS, SCHEDULES, EmulatedKernel, Region, build
 from tiny_kernels import C_TYPES, EMPTY, PARAMS, emulate, kernel_of, launch
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
@@ -225,6 +225,52 @@ def test_order_of_lanes(schedule: int, first: int) -> None:
     store(p.y + i, sm[0]);
     """
     np.testing.assert_array_equal(emulate(body, smem=4, schedule=schedule), first)
+
+
+LOG_BLOCKS = """
+if (i == 0) {
+  int turn = 0;
+  while (load(p.y + turn) >= 0.f) ++turn;
+  store(p.y + turn, float(blockIdx.x));
+}
+"""
+
+
+def logged_blocks(grid: int, block_order: int, seed: int = 0) -> list[float]:
+    """Return the blocks of a grid in the order in which they found a place."""
+    y = np.full(grid, np.nan, np.float32)
+    regions = [Region.of("y", y, writable=True)]
+    launch(
+        kernel_of(LOG_BLOCKS), y, y, grid=grid, regions=regions, block_order=block_order, seed=seed
+    )
+    return y.tolist()
+
+
+def test_order_of_blocks() -> None:
+    assert logged_blocks(5, BLOCK_ORDERS["forward"]) == [0, 1, 2, 3, 4]
+    assert logged_blocks(5, BLOCK_ORDERS["backward"]) == [4, 3, 2, 1, 0]
+    orders = [logged_blocks(7, BLOCK_ORDERS["random"], seed) for seed in range(8)]
+    assert all(sorted(order) == [*range(7)] for order in orders)
+    assert len({*map(tuple, orders)}) > 4
+    assert orders == [logged_blocks(7, BLOCK_ORDERS["random"], seed) for seed in range(8)]
+
+
+def test_orders_of_blocks_are_named() -> None:
+    message = r"block_order=3: allowed are \{'forward': 0, 'backward': 1, 'random': 2\}"
+    with pytest.raises(ValueError, match=message):
+        emulate("", block_order=3)
+
+
+@pytest.mark.parametrize("order", BLOCK_ORDERS.values(), ids=BLOCK_ORDERS.keys())
+@pytest.mark.parametrize("shared", [False, True], ids=["own places", "one place"])
+def test_blocks_that_write_to_one_place_show_in_some_order(shared: bool, order: int) -> None:
+    place = "i" if shared else "blockIdx.x * 32 + i"
+    body = f"store(p.y + {place}, float(blockIdx.x));"
+    y = emulate(body, count=96, grid=3, block_order=order)
+    want = np.repeat([0, 1, 2], 32)
+    assert np.array_equal(y[:32], np.full(32, 2) if shared else want[:32]) == (
+        not shared or order == BLOCK_ORDERS["forward"]
+    )
 
 
 # Races: found as wrong results, under the schedules that expose them.

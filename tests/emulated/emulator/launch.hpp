@@ -1,4 +1,4 @@
-// A launch: the parameters by value, block after block, the first failure as a message.
+// A launch: the parameters by value, one block after another, the first failure as a message.
 #pragma once
 
 #include <new>
@@ -23,6 +23,7 @@ struct Launch {
   unsigned long long max_steps;
   int flush_subnormals;
   int landing;  // of cp.async: 0 late, 1 early
+  const unsigned* blocks;  // of the grid, in the order in which they run
 };
 
 // The kernel and its parameters, as every thread of the launch calls it.
@@ -45,9 +46,9 @@ constexpr unsigned long long params_size(void (*)(Params)) {
 }
 
 template <class Params>
-const char* run_blocks(Block& block, unsigned count) {
-  for (unsigned b = 0; b < count; ++b) {
-    state.block_index = b;
+const char* run_blocks(Block& block, const unsigned* blocks, unsigned count) {
+  for (unsigned i = 0; i < count; ++i) {
+    state.block_index = blocks[i];
     state.steps = 0;
     shared.poison();
     if (!block.run(&Kernel<Params>::run_thread) || !shared.guards_intact()) return state.message;
@@ -75,7 +76,7 @@ const char* launch(void (*entry)(Params), const void* params, const Launch& conf
 
   Block block(config.threads, static_cast<Schedule>(config.schedule), config.seed);
   const unsigned arithmetic = flush_subnormals(config.flush_subnormals != 0);
-  const char* failure = run_blocks<Params>(block, config.grid);
+  const char* failure = run_blocks<Params>(block, config.blocks, config.grid);
   restore_arithmetic(arithmetic);
   return failure;
 }
