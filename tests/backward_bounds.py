@@ -3,7 +3,8 @@
 Beside each gradient of the oracle there are two sums over the same pairs of rows and keys: of the
 terms' sizes, and of how far each term may be off. The second has the roundings of the scores, of
 lse (which is given in the precision of the sums), of the row's sum of do * o (o is rounded to its
-own dtype) and of the products.
+own dtype) and of the products. Families that multiply on the tensor cores round P and dS to the
+element type first.
 """
 
 from __future__ import annotations
@@ -14,25 +15,32 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cupy_flash.accuracy import accumulation
+from cupy_flash.accuracy import ROUNDS_P, accumulation
 from cupy_flash.reference_heads import Heads
 
 Array = np.ndarray[Any, Any]
 
 
 def bounds(
-    call: dict[str, Any], do: Array, dlse: Array, gradients: Any, dtype: str, dtypes: dict[str, Any]
+    call: dict[str, Any],
+    do: Array,
+    dlse: Array,
+    gradients: Any,
+    dtype: str,
+    dtypes: dict[str, Any],
+    family: str | None = None,
 ) -> dict[str, Array]:
     """Return the largest error of every element.
 
     `call` holds the arguments of attention, `gradients` those of the oracle, `dtype` is out's and
-    `dtypes` are the gradients'.
+    `dtypes` are the gradients'; `family` is that of the kernels.
     """
     heads = Heads(**call)
     info = ml_dtypes.finfo(accumulation(dtype))
     u, tiny = float(info.eps), float(info.tiny)
     o_rounding = float(ml_dtypes.finfo(dtype).eps)
     o_tiny = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    factors = ml_dtypes.finfo(dtype) if family in ROUNDS_P else None
     names = gradients._fields
     sizes, errors = (
         {name: np.zeros(np.shape(x)) for name, x in zip(names, gradients, strict=True)}
@@ -40,7 +48,7 @@ def bounds(
     )
     for index, head in heads:
         with np.errstate(all="ignore"):
-            found = _of_head(head, do[index], dlse[index], u, tiny, o_rounding, o_tiny)
+            found = _of_head(head, do[index], dlse[index], u, tiny, o_rounding, o_tiny, factors)
         for name in names:
             is_number = name in ("sinks", "alibi_slopes", "scale")
             for total, part in zip((sizes, errors), found[name], strict=True):
@@ -62,7 +70,14 @@ def bounds(
 
 
 def _of_head(
-    head: Any, do: Array, dlse: Array, u: float, tiny: float, o_rounding: float, o_tiny: float
+    head: Any,
+    do: Array,
+    dlse: Array,
+    u: float,
+    tiny: float,
+    o_rounding: float,
+    o_tiny: float,
+    factors: Any,
 ) -> dict[str, tuple[Array, Array]]:
     """Return the sizes of each gradient's terms, summed, and how far they may be off."""
     seen = head.seen
@@ -121,13 +136,20 @@ def _of_head(
     distance = np.zeros_like(y) if head.distance is None else head.distance.astype(float)
     total = np.abs(dlse) + D
 
+    def rounded(x: Array, off: Array) -> tuple[Array, Array]:
+        """Add what rounding to a factor of the tensor cores leaves."""
+        if factors is None:
+            return x, off
+        lost = float(factors.eps) * (x + off) + float(factors.smallest_subnormal)
+        return x, np.where(seen, off + lost, 0)
+
     def both(make: Any, first: Array, second: Array) -> tuple[Array, Array]:
         return make(first), make(second)
 
     return {
-        "q": both(lambda w: scale * w @ b, ds, ds_off),
-        "k": both(lambda w: scale * w.T @ a, ds, ds_off),
-        "v": both(lambda w: w.T @ np.abs(do), P, P_off),
+        "q": both(lambda w: scale * w @ b, *rounded(ds, ds_off)),
+        "k": both(lambda w: scale * w.T @ a, *rounded(ds, ds_off)),
+        "v": both(lambda w: w.T @ np.abs(do), *rounded(P, P_off)),
         "bias": (dy, dy_off),
         "alibi_slopes": both(lambda w: (w * distance).sum(keepdims=True), dy, dy_off),
         "scale": both(lambda w: (w * products).sum(keepdims=True), ds, ds_off + u * (d + 8) * ds),
