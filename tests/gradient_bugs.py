@@ -28,7 +28,7 @@ def drawn(
     return [draw_like(result_shape(q, k, v), q.dtype), q, k, v]
 
 
-@bug(13, 192, size="small")
+@bug(13, 100, size="small")
 @bug(13, 704)
 def every_score_near_minus_120(path: GradientPath, n: int) -> None:
     do, q, k, v = drawn(path, *[(n, 64)] * 3)
@@ -45,7 +45,8 @@ def every_score_near_minus_120(path: GradientPath, n: int) -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=2.0**-8 * np.abs(y).max())
 
 
-@bug(15, (65, 64, False), (127, 64, True), size="small")
+@bug(15, (65, 64, True), size="small")
+@bug(15, (65, 64, False), (127, 64, True))
 @bug(15, *itertools.product((63, 100, 200), (64, 128), (False, True)))
 def lengths_that_are_no_multiples(path: GradientPath, n: int, d: int, causal: bool) -> None:
     path.right(*drawn(path, *[(2, n, d)] * 3), causal=causal)
@@ -60,7 +61,7 @@ def one_visible_key_of_many_rows(path: GradientPath) -> None:
         blind = rows - keys
         assert (found["q"][:, :blind] == 0).all()
         if keys == 1:
-            few = 2.0**-9 if path.dtype.itemsize == 2 else 2.0**-20
+            few = 2.0**-9 if path.dtype.itemsize == 2 else 2.0**-17
             np.testing.assert_allclose(
                 found["v"][:, 0].astype(float),
                 do[:, -1].astype(float),
@@ -69,8 +70,8 @@ def one_visible_key_of_many_rows(path: GradientPath) -> None:
             )
 
 
-@bug(32, (6, 2), (67, 130), size="small")
-@bug(32, (2, 6), (1, 5), (130, 67))
+@bug(32, (67, 70), size="small")
+@bug(32, (6, 2), (67, 130), (2, 6), (1, 5), (130, 67))
 @bug(33, (512, 256))
 def causal_with_other_numbers_of_rows_and_keys(path: GradientPath, m: int, n: int) -> None:
     do, q, k, v = drawn(path, (2, m, 16), (2, n, 16), (2, n, 16))
@@ -97,15 +98,14 @@ def every_width_and_its_scale(path: GradientPath, d: int) -> None:
     path.same(path.gradients(*arrays, scale=1 / np.sqrt(d)), found, "an explicit scale")
 
 
-@bug(56, 192, size="small")
-@bug(56, 160, 224, 256)
+@bug(56, 192, 160, 224, 256)
 def wide_heads(path: GradientPath, d: int) -> None:
     for dtype in path.able(FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64)):
         path.right(*drawn(path, *[(97, d)] * 3, dtype=dtype))
 
 
-@bug(58, (128, 8), (24, 200), size="small")
-@bug(58, (128, 16), (128, 24), (128, 40), (128, 96), (192, 128), (3, 1))
+@bug(58, (128, 8), size="small")
+@bug(58, (24, 200), (128, 16), (128, 24), (128, 40), (128, 96), (192, 128), (3, 1))
 def d_and_p_differ(path: GradientPath, d: int, p: int) -> None:
     path.right(*drawn(path, (2, 65, d), (2, 70, d), (2, 70, p)))
 

@@ -55,9 +55,27 @@ class GradientPath(OfFamily):
             message = f"{what}: d{name}"
             assert (a.shape, a.dtype) == (b.shape, b.dtype), message
             a, b = a.astype(float), b.astype(float)
-            np.testing.assert_allclose(
-                a, b, few, few * largest, equal_nan=False, err_msg=message
+            np.testing.assert_allclose(a, b, few, few * largest, equal_nan=False, err_msg=message)
+
+    def alike(
+        self, got: Found, want: Found, arrays: list[Array], options: dict[str, Any], what: str
+    ) -> None:
+        """Demand what may follow from other places of do and o.
+
+        The order in which do * o is summed along a row is a matter of their alignment, and all but
+        dv have a part in that sum: those may differ by their bounds.
+        """
+        exact = reference.attention_backward(*arrays, wrt=tuple(got), **options)
+        dtypes = {name: x.dtype for name, x in got.items()}
+        limits = allowed(tuple(arrays), options, exact, dtypes, self.family)
+        for name in got:
+            if name == "v":
+                self.same({name: got[name]}, {name: want[name]}, what)
+                continue
+            compared = accuracy.compare(
+                got[name].astype(float), want[name].astype(float), 2 * limits[name]
             )
+            assert compared.ok, f"{what}: d{name}: {compared}"
 
 
 def allowed(
