@@ -34,7 +34,7 @@ def of_constant_do(do, q, k, v, wrt=QKV, **options):
 FAULTS = {
     "a constant more": (
         a_constant_more,
-        ("one key", "zero do", "hidden bias", "sums", "linearity"),
+        ("one key", "zero do", "P2 non-interference", "hidden bias", "sums", "linearity"),
     ),
     "the first entry for all": (from_batch_0, ("P4 permutations",)),
     "do and one": (of_constant_do, ("one key", "zero do", "linearity")),
