@@ -57,15 +57,15 @@ def test_runs_give_the_same_bits(
     results = tuple(cupy.empty_like(x) for x in first)
     want, got = ([unsigned(x) for x in found] for found in (first, results))
     differ = [cupy.zeros_like(x) for x in want]
-    # 64 MiB: it takes multiprocessors, and drives the rest out of the L2 cache.
-    load = cupy.zeros(2**24, cupy.float32)
+    # 256 MiB: it takes multiprocessors, and drives the rest out of the L2 cache.
+    load = cupy.zeros(2**26, cupy.float32)
     cupy.add(load, 1, out=load)
     cupy.cuda.Device().synchronize()
     neighbour, ours = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     overlapped = 0
     for _ in range(runs):
         with neighbour:
-            for _ in range(4):
+            for _ in range(6):
                 cupy.add(load, 1, out=load)
         with ours:
             # What a run leaves unwritten differs, too.

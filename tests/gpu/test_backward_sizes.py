@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cupy_flash
+from cupy_flash import reference
 from far_memory import FAR, FLOAT16, Far, cupy, demand, offsets, strides_of
 from gpu_runtime import every_fast_kernel
 from gradient_paths import QKV, assert_right
@@ -104,7 +105,7 @@ def test_a_quarter_of_a_million_keys(kernel: str, dtype: str) -> None:
         part = slice(begin, begin + 400)
         arrays = tuple(x[part].get() for x in (do, q, k, v))
         # Rows from 100 on, and keys up to 300, have all that they see, or that sees them, here.
-        exact = cupy_flash.reference.attention_backward(*arrays, **options)
+        exact = reference.attention_backward(*arrays, **options)
         for name, x in zip(QKV, found, strict=True):
             inner = np.s_[101:] if name == "q" else np.s_[101:299]
             want = getattr(exact, name)[inner].astype(float)
