@@ -3,7 +3,8 @@
 Beside each gradient of the oracle there are two sums over the same pairs of rows and keys: of the
 terms' sizes, and of how far each term may be off. The second has the roundings of the scores, of
 lse (which is given in the precision of the sums), of the row's sum of do * o (o is rounded to its
-own dtype) and of the products; on the tensor cores of P and dS too, which are factors there.
+own dtype) and of the products. Families that multiply on the tensor cores round P and dS to the
+element type first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cupy_flash.accuracy import accumulation
+from cupy_flash.accuracy import ROUNDS_P, accumulation
 from cupy_flash.reference_heads import Heads
 
 Array = np.ndarray[Any, Any]
@@ -27,21 +28,19 @@ def bounds(
     gradients: Any,
     dtype: str,
     dtypes: dict[str, Any],
-    *,
-    factors: str | None = None,
+    family: str | None = None,
 ) -> dict[str, Array]:
     """Return the largest error of every element.
 
     `call` holds the arguments of attention, `gradients` those of the oracle, `dtype` is out's and
-    `dtypes` are the gradients'. `factors` is what P and dS are rounded to before they are
-    multiplied, if it is narrower than the sums.
+    `dtypes` are the gradients'; `family` is that of the kernels.
     """
     heads = Heads(**call)
     info = ml_dtypes.finfo(accumulation(dtype))
     u, tiny = float(info.eps), float(info.tiny)
     o_rounding = float(ml_dtypes.finfo(dtype).eps)
     o_tiny = float(ml_dtypes.finfo(dtype).smallest_subnormal)
-    rounding = None if factors is None else ml_dtypes.finfo(factors)
+    factors = ml_dtypes.finfo(dtype) if family in ROUNDS_P else None
     names = gradients._fields
     sizes, errors = (
         {name: np.zeros(np.shape(x)) for name, x in zip(names, gradients, strict=True)}
@@ -49,7 +48,7 @@ def bounds(
     )
     for index, head in heads:
         with np.errstate(all="ignore"):
-            found = _of_head(head, do[index], dlse[index], u, tiny, o_rounding, o_tiny, rounding)
+            found = _of_head(head, do[index], dlse[index], u, tiny, o_rounding, o_tiny, factors)
         for name in names:
             is_number = name in ("sinks", "alibi_slopes", "scale")
             for total, part in zip((sizes, errors), found[name], strict=True):
@@ -78,7 +77,7 @@ def _of_head(
     tiny: float,
     o_rounding: float,
     o_tiny: float,
-    rounding: Any,
+    factors: Any,
 ) -> dict[str, tuple[Array, Array]]:
     """Return the sizes of each gradient's terms, summed, and how far they may be off."""
     seen = head.seen
@@ -134,22 +133,23 @@ def _of_head(
     dy_off = dy_off + 8 * u * dy
     ds, ds_off = dy * slope, dy_off * (slope + slope_error) + dy * slope_error
     a, b = np.abs(q), np.abs(k)
-    P_factor_off, ds_factor_off = P_off, ds_off
-    if rounding is not None:
-        half, least = float(rounding.eps) / 2, float(rounding.smallest_subnormal) / 2
-        # P is multiplied by a power of two, so that its subnormal numbers don't matter.
-        P_factor_off = P_off + half * (P + P_off)
-        ds_factor_off = ds_off + half * (ds + ds_off) + np.where(seen, least, 0)
     distance = np.zeros_like(y) if head.distance is None else head.distance.astype(float)
     total = np.abs(dlse) + D
+
+    def rounded(x: Array, off: Array) -> tuple[Array, Array]:
+        """Add what rounding to a factor of the tensor cores leaves."""
+        if factors is None:
+            return x, off
+        lost = float(factors.eps) * (x + off) + float(factors.smallest_subnormal)
+        return x, np.where(seen, off + lost, 0)
 
     def both(make: Any, first: Array, second: Array) -> tuple[Array, Array]:
         return make(first), make(second)
 
     return {
-        "q": both(lambda w: scale * w @ b, ds, ds_factor_off),
-        "k": both(lambda w: scale * w.T @ a, ds, ds_factor_off),
-        "v": both(lambda w: w.T @ np.abs(do), P, P_factor_off),
+        "q": both(lambda w: scale * w @ b, *rounded(ds, ds_off)),
+        "k": both(lambda w: scale * w.T @ a, *rounded(ds, ds_off)),
+        "v": both(lambda w: w.T @ np.abs(do), *rounded(P, P_off)),
         "bias": (dy, dy_off),
         "alibi_slopes": both(lambda w: (w * distance).sum(keepdims=True), dy, dy_off),
         "scale": both(lambda w: (w * products).sum(keepdims=True), ds, ds_off + u * (d + 8) * ds),

@@ -67,8 +67,11 @@ class Backward:
             wrt = tuple(chosen or names)
         return cls(arrays, do, dlse, wrt)
 
-    def check(self, found: dict[str, Array], kernel: str | None = None) -> float:
-        """Raise AssertionError unless the gradients are right; return the worst error / bound."""
+    def check(self, found: dict[str, Array], family: str | None = None) -> float:
+        """Raise AssertionError unless the gradients are right; return the worst error / bound.
+
+        `family` is that of the kernels.
+        """
         arguments = {name: x.numpy() for name, x in self.arrays.inputs().items()}
         do, dtype = self.do.numpy(), result_dtype(self.arrays.case)
         dlse = None if self.dlse is None else self.dlse.numpy()
@@ -78,8 +81,7 @@ class Backward:
         arguments |= self.arrays.options()
         dtypes = {name: x.dtype for name, x in found.items()}
         given = np.zeros(do.shape[:-1]) if dlse is None else dlse
-        factors = dtype if kernel == "sm80" else None
-        allowed = bounds(arguments, do, given, exact, dtype, dtypes, factors=factors)
+        allowed = bounds(arguments, do, given, exact, dtype, dtypes, family)
         worst = 0.0
         for name in self.wrt:
             want = getattr(exact, name)

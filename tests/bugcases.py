@@ -21,19 +21,10 @@ from problems import DTYPES, KERNEL_DTYPES, ONE_DTYPE
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-# Where the cases are; each registers its own.
-MODULES = ("plain_bugs", "mask_bugs", "score_bugs")
 
+class OfFamily:
+    """What a path computes: `family` is that of the kernels, None for the NumPy path."""
 
-@dataclass(frozen=True)
-class Path:
-    """A way to compute attention.
-
-    `attend(q, k, v, **options)` takes and returns NumPy arrays, (out, lse); it keeps every stride
-    and what shares memory with what. `family`: of the kernels, None for the NumPy path.
-    """
-
-    attend: Callable[..., tuple[Array, Array]]
     family: str | None
 
     @property
@@ -49,6 +40,18 @@ class Path:
     def draw(self, *shapes: tuple[int, ...], dtype: Any = None, seed: int = 0) -> list[Array]:
         rng = np.random.default_rng(seed)
         return [rng.standard_normal(shape).astype(dtype or self.dtype) for shape in shapes]
+
+
+@dataclass(frozen=True)
+class Path(OfFamily):
+    """A way to compute attention.
+
+    `attend(q, k, v, **options)` takes and returns NumPy arrays, (out, lse); it keeps every stride
+    and what shares memory with what.
+    """
+
+    attend: Callable[..., tuple[Array, Array]]
+    family: str | None
 
     def same(self, got: tuple[Array, Array], want: tuple[Array, Array]) -> None:
         """Demand equal bits, or what another order of sums allows where BLAS decides on it."""
@@ -70,31 +73,53 @@ class Path:
         return out, lse
 
 
-_registered: list[tuple[Any, Any]] = []
+# Of cases: small enough for kernels on the CPU, for NumPy, for a GPU alone.
+SIZES = ("small", "medium", "large")
 
 
-def bug(number: int, *arguments: Any, only: Any = None) -> Callable[[Any], Any]:
-    """Register a case, once for each of `arguments` (a value or a tuple of values).
+class Registry:
+    """Cases of the modules named, each of which registers its own."""
 
-    `only` is the one dtype that the case is about, if there is one.
-    """
+    def __init__(self, *modules: str) -> None:
+        self.modules = modules
+        self._registered: list[tuple[Any, Any, str]] = []
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        for values in arguments or ((),):
-            values = values if isinstance(values, tuple) else (values,)
-            name = "-".join([f"{number:03}", function.__name__, *map(str, values)])
-            _registered.append((pytest.param(function, values, id=name), only))
-        return function
+    def bug(
+        self, number: int, *arguments: Any, only: Any = None, size: str = "medium"
+    ) -> Callable[[Any], Any]:
+        """Register a case, once for each of `arguments` (a value or a tuple of values).
 
-    return register
+        `only` is the one dtype that the case is about, if there is one; `size` is one of SIZES.
+        """
+
+        def register(function: Callable[..., None]) -> Callable[..., None]:
+            for values in arguments or ((),):
+                values = values if isinstance(values, tuple) else (values,)
+                name = "-".join([f"{number:03}", function.__name__, *map(str, values)])
+                case = pytest.param(function, values, id=name)
+                self._registered.append((case, only, size))
+            return function
+
+        return register
+
+    def cases(self, family: str | None, *, largest: str = "large") -> list[Any]:
+        """Return what `parametrize` takes: the cases in dtypes that a path can compute.
+
+        `largest` is the largest size of the cases.
+        """
+        for module in self.modules:
+            importlib.import_module(module)
+        able = DTYPES if family is None else KERNEL_DTYPES[family]
+        return [
+            case
+            for case, only, size in self._registered
+            if (only is None or np.dtype(only).name in able)
+            and SIZES.index(size) <= SIZES.index(largest)
+        ]
 
 
-def cases(family: str | None) -> list[Any]:
-    """Return what `parametrize` takes: the cases in dtypes that a path can compute."""
-    for module in MODULES:
-        importlib.import_module(module)
-    able = DTYPES if family is None else KERNEL_DTYPES[family]
-    return [case for case, only in _registered if only is None or np.dtype(only).name in able]
+FORWARD = Registry("plain_bugs", "mask_bugs", "score_bugs")
+bug, cases = FORWARD.bug, FORWARD.cases
 
 
 def assert_empty(out: Array, lse: Array) -> None:

@@ -39,6 +39,15 @@ def gpu_problem() -> str | None:
     return None if gpu_is_available() else "no GPU that CuPy can use"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--repeats",
+        type=int,
+        default=20,
+        help="runs of each backward call in tests/gpu/test_backward_repeats.py (20)",
+    )
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     problems = [nvrtc.problem(*marker.args) for marker in item.iter_markers("needs_nvrtc")]
     if item.get_closest_marker("needs_compiler"):

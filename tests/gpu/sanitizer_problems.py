@@ -29,6 +29,7 @@ import cupy_flash
 from cupy_flash import accuracy, reference
 from layouts import LAYOUTS, PITCHES, Strided, strided
 from problems import DTYPES, KERNEL_DTYPES, ONE_DTYPE
+from sanitizer_backward import backward_problems, run_backward
 from sanitizer_options import KINDS, hidden_keys, values_of
 from sanitizer_softmaxes import run_softmax, softmaxes
 
@@ -268,6 +269,9 @@ def main() -> None:
     for case in softmaxes():
         worst = max(worst, *(run_softmax(case, margin) for margin in (0, GUARD)))
         counts["softmax"] += 1
+    for backward in backward_problems():
+        worst = max(worst, *(run_backward(backward, margin) for margin in (0, GUARD)))
+        counts["backward"] += 1
     if missing := UNITS - units:
         raise SystemExit(f"no problem took the units of {sorted(missing)}")
     listing = ", ".join(f"{kernel} {count}" for kernel, count in counts.items())

@@ -1,0 +1,34 @@
+"""The exact probes of gradients on the kernels' own source, emulated, and the max and rms rule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from emulated_gradients import emulated_path
+from gradient_paths import QKV, draw_like
+from gradient_probes import PROBES
+from gradient_statistics import check_statistics
+from problems import DTYPES, ONE_DTYPE
+
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
+
+# The others take a kernel for each option, of which `test_backward` builds some.
+EMULATED = ("one key", "P4 permutations", "row alone")
+
+
+@pytest.mark.parametrize("probe", EMULATED)
+@pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
+def test_probe(kernel: str, dtype: str, probe: str) -> None:
+    PROBES[probe](emulated_path(kernel), dtype, 20, 24)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [("sm80", "float16"), ("sm80", "bfloat16"), ("simt", "float32")]
+)
+def test_errors_are_those_of_an_unfused_computation(kernel: str, dtype: str) -> None:
+    shapes = (2, 200, 64), (2, 200, 64), (1, 230, 64), (1, 230, 64)
+    arrays = [draw_like(shape, DTYPES[dtype], seed) for seed, shape in enumerate(shapes)]
+    found = emulated_path(kernel).gradients(*(x[None] for x in arrays), causal=True)
+    numbers = {name: found[name][0].astype(np.float32) for name in QKV}
+    check_statistics(np, numbers, [x.astype(np.float32) for x in arrays], dtype, 1 / 8, True)
