@@ -138,6 +138,8 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
   constexpr bool kDistance = kAlibi || Config::kSlopeSums;
   // At once for a row, if products aren't needed any more: mostly that takes half the instructions.
   constexpr bool kCapRows = Config::kSoftcap && !Config::kScaleSums;
+  constexpr bool kChooses = kHides || Config::kSoftcap || Config::kBiasSums || Config::kSlopeSums ||
+                            Config::kScaleSums;
   // P of float16 carries a power of two (BackwardParams::p_exponent), and is at most that: the rounding of
   // large scores puts some above lse, and without bound P would be inf.
   constexpr float kExponent = is_float16<typename Block::T> ? 15.0f : 0.0f;
@@ -202,9 +204,10 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
             exp2_approx(minimum(multiply_add(s, unit_log2, -statistics.lse(r, i)), kExponent));
         s = visible ? P : 0.0f;
         if constexpr (Block::kDerivative) {
-          // 0 where P is; where dP may be anything, chosen.
+          // 0 where P is. Where dP may be anything it is chosen, but for a mask alone: NaN then shows in the
+          // gradient, and the block takes care.
           const float dS = s * kUnscale * (dp - statistics.delta(r, i));
-          dp = !kHides || visible ? dS : 0.0f;
+          dp = !kChooses || visible ? dS : 0.0f;
           if constexpr (Block::kPairSums) {
             pair_sums(r, 2 * pair + i) += dp;
           } else if constexpr (Config::kPairs) {
