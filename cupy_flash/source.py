@@ -141,6 +141,7 @@ def _statistics(variant: StatisticsVariant) -> _Constants:
         "Sinks": _type_or(variant.sinks, "NoSinks"),
     }
     flags = dict.fromkeys(("kLeft", "kRight", "kOffsetFromLengths"), False)
+    flags["kAligned"] = variant.aligned
     sizes = {"kBlockM": variant.tile.block_m, "kRows": variant.rows}
     sizes |= {"kLanes": variant.lanes, "kPack": variant.pack}
     return _Constants(types, flags, sizes)

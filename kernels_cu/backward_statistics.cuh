@@ -9,6 +9,23 @@
 #include "tile.cuh"
 #include "types.cuh"
 
+// Some neighbours of a row, of which `count` exist: those of an aligned row all or none.
+template <class Config>
+__device__ __forceinline__ Pack<typename Config::OType, Config::kPack> load_pack(
+    const typename Config::OType* row, long long stride, long long count) {
+  using Pieces = Pack<typename Config::OType, Config::kPack>;
+  if constexpr (Config::kAligned) {
+    return load_global(reinterpret_cast<const Pieces*>(row));
+  } else {
+    Pieces pieces = {};
+#pragma unroll
+    for (int e = 0; e < Config::kPack; ++e) {
+      if (e < count) pieces.value[e] = load_global(row + e * stride);
+    }
+    return pieces;
+  }
+}
+
 // Sums of dO O over the lane's columns of kRows rows, kStep apart, of which `count` exist. Where O is 0
 // nothing is added: it is in a row that sees no key, whose dO may be NaN.
 template <class Config, int kRows, int kStep>
@@ -27,10 +44,11 @@ __device__ __forceinline__ void row_products(const BackwardParams& params,
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r >= count) break;
-      left[r] = load_global(reinterpret_cast<const Pieces*>(d_o + r * kStep * left_place.row +
-                                                            x * left_place.column));
-      right[r] = load_global(reinterpret_cast<const Pieces*>(o + r * kStep * right_place.row +
-                                                             x * right_place.column));
+      const long long columns = params.forward.p - x;
+      left[r] = load_pack<Config>(d_o + r * kStep * left_place.row + x * left_place.column,
+                                  left_place.column, columns);
+      right[r] = load_pack<Config>(o + r * kStep * right_place.row + x * right_place.column,
+                                   right_place.column, columns);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {

@@ -215,7 +215,8 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
           if constexpr (Config::kSlopeSums) {
             sums.slope[r] = multiply_add(-dp, magnitude(d), sums.slope[r]);
           }
-          dp *= slope;
+          // Of a hidden pair the slope may be NaN.
+          if constexpr (Config::kSoftcap) dp = visible ? dp * slope : 0.0f;
           if constexpr (Config::kScaleSums) {
             sums.scale[r] = multiply_add(dp, visible ? product : 0.0f, sums.scale[r]);
           }

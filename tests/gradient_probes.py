@@ -15,6 +15,7 @@ import numpy as np
 
 from cupy_flash import reference
 from gradient_paths import QKV, Array, GradientPath, allowed, draw_like
+from option_arrays import reduced
 from probe_options import BATCH, HEADS, OPTIONS, M, N, visible
 from probe_tools import draw, edges, placed
 from problems import DTYPES
@@ -83,16 +84,29 @@ def check_non_interference(path: GradientPath, dtype: str, d: int, p: int) -> No
 
 
 def check_hidden_bias(path: GradientPath, dtype: str, d: int, p: int) -> None:
-    """A bias has a gradient of exactly 0 where a pair is hidden, whoever hides it."""
-    do, q, k, v = problem(dtype, d, p)
-    for name in ("bias", "everything"):
+    """A bias has a gradient of exactly 0 where a pair is hidden, whoever hides it, NaN there too.
+
+    Of a bias that entries or heads share, where none of them sees the pair.
+    """
+    arrays = do, q, k, v = problem(dtype, d, p)
+    for name, is_full in itertools.product(("bias", "everything"), (False, True)):
         options = dict(OPTIONS[name])
-        full = np.broadcast_to(options["bias"], (BATCH, HEADS, M, N))
-        options["bias"] = np.ascontiguousarray(full)
-        seen = np.broadcast_to(visible(M, N, **options), full.shape)
-        found = path.gradients(do, q, k, v, wrt=("bias",), **options)["bias"]
-        assert (found[~seen] == 0).all(), f"{name}: dbias of a hidden pair"
-        assert (found[seen] != 0).mean() > 0.99, f"{name}: dbias of a visible pair"
+        seen = np.broadcast_to(visible(M, N, **options), (BATCH, HEADS, M, N))
+        if is_full:
+            options["bias"] = np.ascontiguousarray(np.broadcast_to(options["bias"], seen.shape))
+        found = path.gradients(*arrays, wrt=("bias",), **options)["bias"]
+        shown = reduced(seen, found.shape)
+        what = f"{name}, {'own' if is_full else 'shared'}"
+        assert (found[~shown] == 0).all(), f"{what}: dbias of a hidden pair"
+        assert (found[shown] != 0).mean() > 0.99, f"{what}: dbias of a visible pair"
+        blind, hidden = ~seen.any(axis=-1), ~seen.any(axis=-2)
+        poison = DTYPES[dtype].type(np.nan)
+        poisoned = (
+            np.where(which[..., None], poison, x)
+            for which, x in ((blind, do), (blind, q), (hidden, k), (hidden, v))
+        )
+        got = path.gradients(*poisoned, wrt=("bias",), **options)
+        path.same(got, {"bias": found}, f"{what}: NaN where unseen")
 
 
 def check_sums(path: GradientPath, dtype: str, d: int, p: int) -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from cupy_flash.arrays import to_dtype
 from cupy_flash.axes import Operand, contiguous_strides
 from cupy_flash.backward.problem import BackwardProblem, Gradient
 from cupy_flash.backward.select import choose_forward, keys_in_one_pass, with_tile
@@ -276,16 +275,15 @@ def _dense(shape: tuple[int, ...], dtype: str) -> Operand:
 
 
 def statistics_variant(problem: BackwardProblem, forward: Variant) -> StatisticsVariant:
-    """Return the kernel of the rows' statistics: lanes for its columns, in packs if aligned."""
+    """Return the kernel of the rows' statistics: so many lanes as a row has packs of columns."""
     call = problem.forward
-    itemsize = to_dtype(call.dtype).itemsize
+    pack = 16 // ITEMSIZE[call.dtype]
     aligned = call.o.unit == problem.do.unit == 16
-    pack = 16 // itemsize if aligned else 1
     lanes = 1
     while lanes < WARP and lanes * pack < call.p:
         lanes *= 2
     sinks = call.sinks.dtype if call.sinks and "sinks" in problem.wrt else None
-    return StatisticsVariant(forward.arch, call.dtype, sinks, lanes, pack)
+    return StatisticsVariant(forward.arch, call.dtype, sinks, lanes, aligned)
 
 
 def scratch_places(passes: Passes) -> Iterator[tuple[str, int]]:

@@ -11,6 +11,7 @@ from cupy_flash.backward.tiles import (
     SM80_JOINT,
     SM80_SCORE_TILES,
     SM80_TILES,
+    SM80_WIDER,
 )
 from cupy_flash.backward.variant import BackwardVariant
 from cupy_flash.device import Device
@@ -29,8 +30,11 @@ def choose_forward(problem: BackwardProblem, device: Device) -> Variant:
                 f"{against}; kernel=None takes the fastest that can"
             )
         chosen = choose(replace(call, kernel="simt"), device).variant
-    unit = min(chosen.unit, problem.do.unit) if chosen.family == "sm80" else 0
-    return replace(chosen, sinks=None, unit=unit)
+    chosen = replace(chosen, sinks=None)
+    if chosen.family != "sm80":
+        return chosen
+    d, p = (SM80_WIDER.get(x, x) for x in (chosen.head_dim, chosen.head_dim_v))
+    return replace(chosen, head_dim=d, head_dim_v=p, unit=min(chosen.unit, problem.do.unit))
 
 
 def _obstacles(variant: Variant, problem: BackwardProblem) -> str | None:

@@ -8,8 +8,8 @@ from cupy_flash.variant import WARP, Tile
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 
 # (gradients that the pass computes, accumulation type, head-dim bucket that d and p fit) -> tile.
-# From 256 columns on, and of two gradients from 128 on, twice the threads share the registers. Two
-# of 256 columns in float64 don't fit: there dk and dv have a pass each.
+# From 256 columns on, and of two gradients from 128 on, twice the threads share the registers. In
+# float64 dk and dv have a pass each from 128 columns on, where both in one take longer.
 SIMT_TILES = {
     (1, "float32", 32): Tile(64, 64, 8, 16, 32, 32, 3),
     (1, "float32", 64): Tile(64, 64, 8, 16, 32, 16, 3),
@@ -25,9 +25,12 @@ SIMT_TILES = {
     (1, "float64", 256): Tile(32, 64, 16, 16, 16, 8, 1),
     (2, "float64", 32): Tile(32, 64, 8, 16, 16, 16, 2),
     (2, "float64", 64): Tile(32, 64, 8, 16, 16, 8, 2),
-    (2, "float64", 128): Tile(32, 64, 16, 16, 16, 8, 1),
 }
 
+# Head-dim buckets that take the kernels of another one: 192 columns can't be split among warps, and
+# own tiles of it took 15.5 ms where those of 256 columns take 11.2 (an H200, n = 8192, 2048 columns
+# in all heads).
+SM80_WIDER = {192: 256}
 # Head-dim buckets whose dk and dv one pass computes, where shared memory has room for its tile.
 SM80_JOINT = (32, 64, 96, 128, 256)
 
@@ -53,13 +56,15 @@ SM80_TILES = {
     ("q", 32): (
         _tile(128, 128, 32),
         _tile(128, 64, 32),
-        _tile(128, 64, 32, stages=1),
+        _tile(128, 32, 32),
+        _tile(128, 32, 32, stages=1),
         _tile(64, 32, 32),
     ),
     ("q", 64): (
         _tile(128, 128, 32),
         _tile(128, 64, 32),
-        _tile(128, 64, 32, stages=1),
+        _tile(128, 32, 32),
+        _tile(128, 32, 32, stages=1),
         _tile(64, 32, 32),
     ),
     ("q", 96): (_tile(128, 32, 32), _tile(64, 32, 32), _tile(64, 32, 32, stages=1)),
@@ -69,7 +74,6 @@ SM80_TILES = {
         _tile(64, 32, 32),
         _tile(64, 32, 32, stages=1),
     ),
-    ("q", 192): (_tile(128, 32, 32, warps=8, blocks=1), _tile(64, 32, 32, blocks=1, stages=1)),
     ("q", 256): (
         _tile(128, 64, 32, warps=8, split=2, blocks=1, stages=1),
         _tile(64, 64, 32, split=2, blocks=1, stages=1),
@@ -78,13 +82,15 @@ SM80_TILES = {
     ("kv", 32): (
         _tile(128, 128, 32),
         _tile(128, 64, 32),
-        _tile(128, 64, 32, stages=1),
+        _tile(128, 32, 32),
+        _tile(128, 32, 32, stages=1),
         _tile(64, 32, 32),
     ),
     ("kv", 64): (
         _tile(128, 128, 32),
         _tile(128, 64, 32),
-        _tile(128, 64, 32, stages=1),
+        _tile(128, 32, 32),
+        _tile(128, 32, 32, stages=1),
         _tile(64, 32, 32),
     ),
     ("kv", 96): (_tile(64, 64, 32), _tile(64, 32, 32), _tile(64, 32, 32, stages=1)),
@@ -94,6 +100,7 @@ SM80_TILES = {
         _tile(64, 32, 32, stages=1),
     ),
     ("kv", 256): (
+        _tile(64, 128, 32, warps=8, split=4, blocks=1, stages=1),
         _tile(64, 64, 16, warps=8, split=4, blocks=1),
         _tile(64, 64, 16, warps=8, split=4, blocks=1, stages=1),
         _tile(32, 64, 16, warps=4, split=4, blocks=1, stages=1),
@@ -107,7 +114,6 @@ SM80_TILES = {
         _tile(64, 32, 32),
         _tile(64, 32, 32, stages=1),
     ),
-    ("k", 192): (_tile(128, 32, 32, warps=8, blocks=1), _tile(64, 32, 32, blocks=1, stages=1)),
     ("k", 256): (
         _tile(128, 64, 32, warps=8, split=2, blocks=1, stages=1),
         _tile(64, 64, 32, split=2, blocks=1, stages=1),
@@ -117,7 +123,6 @@ SM80_TILES = {
     ("v", 64): (_tile(128, 64, 32), _tile(64, 32, 32)),
     ("v", 96): (_tile(128, 64, 32), _tile(128, 32, 32), _tile(64, 32, 32, stages=1)),
     ("v", 128): (_tile(128, 64, 64), _tile(128, 32, 32), _tile(64, 32, 32, stages=1)),
-    ("v", 192): (_tile(128, 32, 32, warps=8, blocks=1), _tile(64, 32, 32, blocks=1, stages=1)),
     ("v", 256): (
         _tile(128, 64, 32, warps=8, split=2, blocks=1),
         _tile(64, 32, 32, blocks=1, stages=1),
@@ -129,12 +134,11 @@ SM80_SCORE_TILES = {
     **dict.fromkeys(
         (32, 64, 96, 128),
         (
-            _tile(64, 64, 64, blocks=3, stages=1),
+            _tile(128, 64, 64, stages=1),
             _tile(64, 64, 64, stages=1),
             _tile(64, 32, 32, stages=1),
         ),
     ),
-    192: (_tile(64, 64, 64, stages=1), _tile(64, 32, 32, blocks=1, stages=1)),
     256: (
         _tile(64, 64, 64, blocks=1, stages=1),
         _tile(64, 32, 32, blocks=1, stages=1),

@@ -164,15 +164,15 @@ class StatisticsVariant:
         Element type of the sinks, if their gradient is asked for.
     lanes : int
         Lanes that share a row.
-    pack : int
-        Elements that a lane loads at once.
+    aligned : bool
+        Whether rows of o and do consist of aligned packs of 16 bytes, which load at once.
     """
 
     arch: int
     dtype: str
     sinks: str | None
     lanes: int
-    pack: int
+    aligned: bool
     call = "attention_backward"
     family = "statistics"
     file = "backward_statistics.cuh"
@@ -180,6 +180,11 @@ class StatisticsVariant:
     shared_memory = 0
     # Rows that a thread has a part of at a time.
     rows = 4
+
+    @property
+    def pack(self) -> int:
+        """Neighbours in a row that a lane has, wherever they lie, so that sums have one order."""
+        return 16 // ITEMSIZE[self.dtype]
 
     @property
     def accumulate(self) -> str:
@@ -195,7 +200,7 @@ class StatisticsVariant:
     def __str__(self) -> str:
         """Say the variant in one line, for logs and errors."""
         sinks = f" ({self.sinks} sinks)" if self.sinks else ""
-        lanes = f"{self.lanes} lanes of {self.pack}"
+        lanes = f"{self.lanes} lanes of {'aligned packs' if self.aligned else 'elements'}"
         return f"backward_statistics {self.dtype} sm_{self.arch} {lanes}{sinks}"
 
 

@@ -138,10 +138,13 @@ def others() -> list[AnyVariant]:
     """Return the kernels of row statistics and of sums."""
     found: list[AnyVariant] = []
     for arch, dtype in zip((75, 80, 90, 120), ELEMENT_TYPES, strict=True):
-        pack = 16 // to_dtype(dtype).itemsize
         found += [
-            StatisticsVariant(arch, dtype, sinks, lanes, size)
-            for sinks, lanes, size in ((None, 16, pack), ("float32", 32, 1), (dtype, 1, pack))
+            StatisticsVariant(arch, dtype, sinks, lanes, aligned)
+            for sinks, lanes, aligned in (
+                (None, 16, True),
+                ("float32", 32, False),
+                (dtype, 1, True),
+            )
         ]
         source = "float64" if dtype == "float64" else "float32"
         found += [SumVariant(arch, source, dtype, team) for team in (False, True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,7 +61,7 @@ def backward_problems() -> Iterator[SmallBackward]:
         for number, options in enumerate(KINDS.values()):
             dtype = dtypes[number % len(dtypes)]
             yield SmallBackward(kernel, replace(plain, dtypes=(dtype,) * 3, **options))
-        for first, second in zip(LAYOUTS, LAYOUTS[1:], strict=False):
+        for first, second in itertools.pairwise(LAYOUTS):
             layouts = first, second, first
             yield SmallBackward(kernel, replace(plain, d=33, p=40, layouts=layouts))
         for sizes in ({"m": 1, "n": 129}, {"m": 5, "n": 1}, {"n": 0}, {"d": 0}, {"p": 0}):

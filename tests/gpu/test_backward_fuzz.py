@@ -83,7 +83,7 @@ def results_of(kernel: str) -> Any:
         }
         if "scale" in moved:
             moved["scale"] = float(moved["scale"])
-        matrices = (moved.pop(name) for name in "qkv")
+        matrices = [moved.pop(name) for name in "qkv"]
         out, lse = cupy_flash.attention(*matrices, **moved, return_lse=True, kernel=kernel)
         return out.get(), lse.get()
 
