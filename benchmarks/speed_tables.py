@@ -1,14 +1,14 @@
-"""Print the tables of docs/speed.md from benchmarks/results, as Markdown.
+"""Print the tables of the docs from benchmarks/results, as Markdown.
 
 python benchmarks/speed_tables.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-from readme_table import load
+import gradient_tables
+from readme_table import load, markdown, measured
 
 FLASH2 = "torch FA2"
 HOST_CALLS = {
@@ -16,11 +16,6 @@ HOST_CALLS = {
     "attention, out allocated": "`attention`",
     "torch SDPA": "PyTorch's `scaled_dot_product_attention`",
 }
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def where(name: str) -> str:
@@ -206,7 +201,7 @@ def host_costs() -> str:
     return markdown(["warm call, us of the host", *micro], rows)
 
 
-# What docs/speed.md calls each table, and the files of results that it is made from.
+# What the docs call each table, and the files of results that it is made from.
 TABLES = {
     "losses": (losses, ["time_attention", "time_peers"]),
     "fastest": (fastest, ["compare_peers"]),
@@ -218,13 +213,19 @@ TABLES = {
     "traffic": (traffic, ["traffic"]),
     "first_calls": (first_calls, ["first_call"]),
     "host_costs": (host_costs, ["time_host"]),
+    "backward": (gradient_tables.speeds, ["time_backward"]),
+    "gradient_errors": (gradient_tables.errors, ["gradient_errors"]),
+    "gradient_errors_of_data": (gradient_tables.errors_of_data, ["gradient_errors"]),
+    "gradients_judged": (gradient_tables.judged, ["gradient_errors"]),
 }
 
 
 def texts() -> dict[str, str]:
-    """Return every table by its name, with where it was measured."""
+    """Return every table by its name, with where it was measured, if it was."""
     return {
         name: f"{table()}\n\n({'; '.join(dict.fromkeys(map(where, files)))})"
+        if measured(*files)
+        else "(Not measured yet.)"
         for name, (table, files) in TABLES.items()
     }
 

@@ -55,8 +55,8 @@ def test_the_page_of_variables_is_the_table_of_the_code():
     assert rows == wanted
 
 
-def test_the_pages_of_speed_show_every_table():
-    names = ("speed.md", "traffic.md")
+def test_the_pages_show_every_table():
+    names = ("speed.md", "traffic.md", "numerics.md")
     pages = "".join((DOCS / name).read_text(encoding="utf-8") for name in names)
     shown = re.findall(r"^\{\{ (\w+) \}\}$", pages, re.MULTILINE)
     assert sorted(shown) == sorted(speed_tables.TABLES)
