@@ -12,10 +12,10 @@
 #include "backward_schedule.cuh"
 #include "fragments.cuh"
 #include "ptx/async_copy.cuh"
-#include "ptx/opaque.cuh"
 #include "sm80_backward_block.cuh"
+#include "sm80_backward_copies.cuh"
+#include "sm80_backward_epilogue.cuh"
 #include "sm80_backward_scores.cuh"
-#include "sm80_epilogue.cuh"
 #include "types.cuh"
 
 // The fragments of an own matrix, read again for every tile.
@@ -31,125 +31,6 @@ struct OwnFragments {
     load_matrix(OwnTile::further(address, step, 16 * tile), a);
   }
 };
-
-// Starts the copies of the own rows, or keys, that exist in an entry.
-template <class Config, class Block>
-__device__ __forceinline__ void copy_own(const BackwardParams& params, const Block& block,
-                                         const typename Block::Work& work) {
-  using T = typename Block::T;
-  const Params& forward = params.forward;
-  const Tile& entry = work.entry;
-  const long long begin = work.own.begin;
-  const long long head = Config::kOfKeys ? quotient(entry.head, forward.group) : entry.head;
-  const Operand& first = Config::kOfKeys ? forward.k : forward.q;
-  const Operand& second = Config::kOfKeys ? forward.v : params.d_o;
-  const long long extent = Config::kOfKeys ? entry.extent.keys : entry.extent.rows;
-  const int count = static_cast<int>(minimum(work.own.end, extent) - begin);
-  TileCopy<T, typename Block::OwnFirst, Block::kThreads, Config::kUnit>::run(
-      block.own_first(), {entry_of<const T>(first, entry, head), first.row, first.column}, begin,
-      count, static_cast<int>(forward.d));
-  if constexpr (Block::kDerivative) {
-    TileCopy<T, typename Block::OwnSecond, Block::kThreads, Config::kUnit>::run(
-        block.own_second(), {entry_of<const T>(second, entry, head), second.row, second.column},
-        begin, count, static_cast<int>(forward.p));
-  }
-}
-
-// Brings the factor of q into the own first matrix, which is as good.
-template <class Config, class Block>
-__device__ __forceinline__ void scale_own(const BackwardParams& params, const Block& block) {
-  const float factor = static_cast<float>(params.forward.scale_q);
-  if (factor == 1.0f) return;
-  const Operand& first = Config::kOfKeys ? params.forward.k : params.forward.q;
-  wait_async<0>();
-  TileCopy<typename Block::T, typename Block::OwnFirst, Block::kThreads, Config::kUnit>::scale(
-      block.own_first(), {nullptr, first.row, first.column}, factor);
-}
-
-// Starts the copy of one matrix of the others from `at` on, if there are any.
-template <bool kSkip, class Config, class Block>
-__device__ __forceinline__ void copy_first(const BackwardParams& params, const Block& block,
-                                           const typename Block::Work& work, int at, int stage) {
-  const Operand& first = Config::kOfKeys ? params.forward.q : params.forward.k;
-  if (work.others <= at) return;
-  TileCopy<typename Block::T, typename Block::First, Block::kThreads, Config::kUnit>::template run<kSkip>(
-      block.first(stage), {work.first, first.row, first.column}, at, work.others - at,
-      static_cast<int>(params.forward.d), kSkip ? work.skipped - at : 0);
-}
-
-template <bool kSkip, class Config, class Block>
-__device__ __forceinline__ void copy_second(const BackwardParams& params, const Block& block,
-                                            const typename Block::Work& work, int at, int stage) {
-  const Operand& second = Config::kOfKeys ? params.d_o : params.forward.v;
-  if (work.others <= at) return;
-  TileCopy<typename Block::T, typename Block::Second, Block::kThreads, Config::kUnit>::template run<kSkip>(
-      block.second(stage), {work.second, second.row, second.column}, at, work.others - at,
-      static_cast<int>(params.forward.p), kSkip ? work.skipped - at : 0);
-}
-
-// Of keys: starts the copy of the statistics of a tile's rows, two to a piece. They reach to its end.
-template <class Config, class Block>
-__device__ __forceinline__ void copy_statistics(const Block& block, const typename Block::Work& work,
-                                                int at, int stage) {
-  if constexpr (Config::kOfKeys) {
-    const int pair = opaque(static_cast<int>(threadIdx.x));
-    if (work.others > at && pair < Block::kOthers / 2) {
-      copy_async<16>(block.statistics(stage) + pair * 16, work.statistics + at + pair * 2, true);
-    }
-  }
-}
-
-// Starts the copies of the tiles of mask and bias from `at` on, if there are any.
-template <class Config, class Block>
-__device__ __forceinline__ void copy_arrays(const Params& forward, const Block& block,
-                                            const typename Block::Work& work, int at, int stage) {
-  if (!Block::kArrays || work.others <= at) return;
-  const long long row = Config::kOfKeys ? at : 0;
-  const long long key = Config::kOfKeys ? 0 : at;
-  const int rows = Config::kOfKeys ? work.others - at : work.own_count;
-  const int keys = Config::kOfKeys ? work.own_count : work.others - at;
-  const auto arrays = ScoreArrays<Config>::at(forward, work.mask, work.bias).from(row, key);
-  if constexpr (Config::kMask) {
-    copy_score_tile<Block::kThreads>(block.mask(stage), arrays.mask, Config::kMaskRows ? rows : 1, keys,
-                                     work.mask_unit);
-  }
-  if constexpr (Score<Config>::kBias) {
-    copy_score_tile<Block::kThreads>(block.bias(stage), arrays.bias, Config::kBiasRows ? rows : 1, keys,
-                                     work.bias_unit);
-  }
-}
-
-// Zeroes the others in a stage that no row, or key, of the own sees: 0 times NaN is NaN. Of a matrix that P
-// and dS aren't multiplied with nothing need be zero, and the next tile's may have come already.
-template <class Config, class Block>
-__device__ __forceinline__ void clear_hidden_others(const Params& forward, const Block& block, int at,
-                                                    int stage) {
-  const auto& work = block.work();
-  const auto arrays = ScoreArrays<Config>::at(forward, work.mask, work.bias);
-#pragma unroll 1
-  for (int other = threadIdx.x; other < Block::kOthers; other += Block::kThreads) {
-    bool seen = false;
-#pragma unroll 1
-    for (int own = 0; own < work.own_count && !seen; ++own) {
-      const int row = Config::kOfKeys ? at + other : own;
-      const int key = Config::kOfKeys ? own : at + other;
-      seen = work.sees.visible(row, key) && arrays(row, key).visible;
-    }
-    if (seen) continue;
-    if constexpr (Config::kFirst) {
-#pragma unroll 1
-      for (int piece = 0; piece < Block::First::kPieces; ++piece) {
-        store_shared(block.first(stage).at(other, piece), Words4{});
-      }
-    }
-    if constexpr (Config::kSecond) {
-#pragma unroll 1
-      for (int piece = 0; piece < Block::Second::kPieces; ++piece) {
-        store_shared(block.second(stage).at(other, piece), Words4{});
-      }
-    }
-  }
-}
 
 // Adds 0 times each sum, which is 0 if all are finite.
 template <class Sums>
@@ -181,42 +62,6 @@ struct Gradients {
     return zero == 0.0f;
   }
 };
-
-template <class Config, class Block>
-__device__ __forceinline__ PairGradients<Config> pair_gradients(const BackwardParams& params,
-                                                                const Block& block,
-                                                                const OwnTile& own, long long key) {
-  PairGradients<Config> pairs = {};
-  if constexpr (Config::kPairs) {
-    const Operand& dbias = params.dbias;
-    const long long row = own.begin + block.warp_row();
-    const long long keys = minimum(own.chunk.end - key, static_cast<long long>(Block::kOthers));
-    pairs = {own_entry_of<typename Config::DBias>(dbias, own) + row * dbias.row + key * dbias.column,
-             dbias.row, dbias.column, static_cast<int>(own.end - row), static_cast<int>(keys)};
-  }
-  return pairs;
-}
-
-// The first key of the first tile that passes by own rows.
-template <class Block>
-__device__ __forceinline__ long long first_other(const Block& block) {
-  const auto& work = block.work();
-  return work.own.begin + work.entry.extent.offset - work.place;
-}
-
-// Where gradients of pairs with the tile at `at` go at once.
-template <class Config, class Block>
-__device__ __forceinline__ PairGradients<Config> pair_gradients_at(const BackwardParams& params,
-                                                                   const Block& block, int at) {
-  if (!Config::kPairs || Block::kPairSums) return {};
-  return pair_gradients<Config>(params, block, block.work().own, first_other(block) + at);
-}
-
-// Waits for all copies, and until no warp reads what has been used.
-__device__ __forceinline__ void wait_for_copies() {
-  wait_async<0>();
-  __syncthreads();
-}
 
 // Writes a warp's P or dS, rounded, to where the warps that share its rows read it.
 template <class T, class Block>
@@ -407,91 +252,6 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
       commit_async();
     }
   }
-}
-
-// Zeroes the gradients of an own tile's pairs with keys that no tile of the entry has.
-template <class Config, class Block>
-__device__ __forceinline__ void store_no_pairs(const BackwardParams& params, const Block& block) {
-  using Element = typename Config::DBias;
-  const auto& work = block.work();
-  const OwnTile& own = work.own;
-  const long long first = first_other(block);
-  const long long tiles = (work.others + Block::kOthers - 1) / Block::kOthers;
-  const long long behind = minimum(first + tiles * Block::kOthers, own.chunk.end);
-  Element* dbias = own_entry_of<Element>(params.dbias, own);
-  for (int row = threadIdx.x / 32; row < work.own_count; row += Block::kWarps) {
-    Element* of_row = dbias + (own.begin + row) * params.dbias.row;
-    for (long long key = own.chunk.begin + block.lane(); key < own.chunk.end; key += 32) {
-      if (tiles > 0 && key >= first && key < behind) continue;
-      store_global(of_row + key * params.dbias.column, Round<Element>::from(0.0f));
-    }
-  }
-}
-
-// Writes an entry's sums over the others, one number for each of the own rows or keys.
-template <class Config, class Block>
-__device__ __forceinline__ void store_sums(const Operand& operand, float (&sums)[Block::Scores::kRows],
-                                           const Block& block, float factor) {
-  using Scores = typename Block::Scores;
-  const auto& work = block.work();
-  float* target = entry_of<float>(operand, work.entry, work.entry.head) + work.own.begin;
-  const bool writes = block.lane() % Scores::kLanes == 0;
-#pragma unroll
-  for (int r = 0; r < Scores::kRows; ++r) sums[r] = lanes_sum<float, Scores::kLanes>(sums[r]);
-  if constexpr (Block::kExchange) {
-    // Each of the warps that share a row has seen its part of the others.
-    const unsigned parts = block.exchange(0).base;
-    __syncthreads();
-#pragma unroll
-    for (int r = 0; r < Scores::kRows; ++r) {
-      const int row = block.warp_row() + Scores::row_of(block.lane(), r);
-      const unsigned place = parts + (block.part() * Config::kBlockM + row) * 4;
-      if (writes) store_shared(place, __float_as_uint(sums[r]));
-    }
-    __syncthreads();
-#pragma unroll
-    for (int r = 0; r < Scores::kRows; ++r) {
-      const int row = block.warp_row() + Scores::row_of(block.lane(), r);
-      sums[r] = 0.0f;
-#pragma unroll
-      for (int part = 0; part < Block::kSplit; ++part) {
-        sums[r] += __uint_as_float(load_shared<unsigned>(parts + (part * Config::kBlockM + row) * 4));
-      }
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < Scores::kRows; ++r) {
-    const int row = block.warp_row() + Scores::row_of(block.lane(), r);
-    if (writes && block.part() == 0 && row < work.own_count) store_global(target + row, sums[r] * factor);
-  }
-}
-
-// Writes a warp's gradients times a factor, by way of an own tile, which nobody reads any more.
-template <class T, class OwnTile, class Block, class Sums>
-__device__ __forceinline__ void store_gradients(const Block& block, const OwnTile& tile,
-                                                const Operand& operand, T* target, int columns,
-                                                float factor, Sums& sums) {
-  const int first = block.part() * (OwnTile::kColumns / Block::kSplit);
-#pragma unroll
-  for (int r = 0; r < Sums::kRows; ++r) {
-#pragma unroll
-    for (int c = 0; c < Sums::kColumns; c += 2) {
-      const int column = first + Sums::column_of(block.lane(), c);
-      store_shared(tile.at(block.warp_row() + Sums::row_of(block.lane(), r), column / 8) + column % 8 * 2,
-                   pack_pair<T>(sums(r, c) * factor, sums(r, c + 1) * factor));
-    }
-  }
-  if (Block::kExchange) {
-    __syncthreads();
-  } else {
-    __syncwarp();
-  }
-  // Each of the warps that share rows writes some of them.
-  using Rows = MatrixTile<Block::kWarpRows / Block::kSplit, OwnTile::kColumns>;
-  const int row = block.warp_row() + block.part() * Rows::kRows;
-  const auto& work = block.work();
-  store_tile(Rows{tile.base + row * OwnTile::kPitch}, target + (work.own.begin + row) * operand.row,
-             operand, work.own_count - row, columns);
 }
 
 template <class Config>

@@ -13,43 +13,15 @@ TILE = "score_tile.cuh"
 # The key says what is wrong with the mutant.
 BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     # What is copied.
-    "own rows beyond the end are read": sm80(
-        KERNEL,
-        "static_cast<int>(minimum(work.own.end, extent) - begin)",
-        "Config::kBlockM",
-        ["rows"],
-    ),
-    "the own matrix isn't scaled": sm80(
-        KERNEL, "if (factor == 1.0f) return;", "return;", ["negative scale"]
-    ),
-    "the own matrix is scaled before it has come": sm80(
-        KERNEL,
-        "wait_async<0>();\n  TileCopy<typename Block::T, typename Block::OwnFirst",
-        "TileCopy<typename Block::T, typename Block::OwnFirst",
-        ["negative scale"],
-    ),
-    "keys beyond the end are read": sm80(
-        KERNEL,
-        "block.first(stage), {work.first, first.row, first.column}, at, work.others - at,",
-        "block.first(stage), {work.first, first.row, first.column}, at, Block::kOthers,",
-        ["rows"],
-    ),
-    "rows before the first that sees are read": sm80(
-        KERNEL,
-        "params.forward.d), kSkip ? work.skipped - at : 0",
-        "params.forward.d), 0",
-        ["NaN above"],
-    ),
-    "all tiles have the first one's statistics": sm80(
-        KERNEL, "work.statistics + at + pair * 2", "work.statistics + pair * 2", ["keys"]
-    ),
     "the next tile lies over this one": sm80(
         KERNEL,
         "copy_second<false, Config>(params, block, block.work(), next, stage ^ 1);",
         "copy_second<false, Config>(params, block, block.work(), next, stage);",
         ["keys"],
     ),
-    "all tiles are read from the first stage": sm80(KERNEL, "stage ^= 1;", "", ["rows"]),
+    "all tiles are read from the first stage": sm80(
+        KERNEL, "kTwoStages ? at / Block::kOthers % 2 : 0;", "0;", ["rows"]
+    ),
     "in one stage the next keys come too early": sm80(
         KERNEL,
         "copy_first<false, Config>(params, block, block.work(), at, 0);",
@@ -68,36 +40,12 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         "copy_statistics<Config>(block, block.work(), at, 0);",
         ["split"],
     ),
-    "the mask of keys is that of the first rows": sm80(
-        KERNEL, "row = Config::kOfKeys ? at : 0;", "row = 0;", ["mask of keys"]
-    ),
-    "arrays beyond the last key are read": sm80(
-        KERNEL,
-        "Config::kOfKeys ? work.own_count : work.others - at",
-        "Block::kTileKeys",
-        ["mask of keys"],
-    ),
     # Barriers and waits.
-    "no barrier before a copy over what was used": sm80(
-        KERNEL, "wait_async<0>();\n  __syncthreads();\n}", "wait_async<0>();\n}", ["rows"]
-    ),
-    "no wait before a tile is used": sm80(
-        KERNEL, "wait_async<0>();\n  __syncthreads();\n}", "__syncthreads();\n}", ["rows"]
-    ),
     "no barrier before the first matrix in one stage": sm80(
         KERNEL,
         "if (!kTwoStages && column == 0) {\n        wait_for_copies();",
         "if (!kTwoStages && column == 0) {\n        wait_async<0>();",
         ["rows in one step"],
-    ),
-    "no wait for the arrays": sm80(
-        KERNEL, "wait_async<1>();\n        __syncthreads();", "__syncthreads();", ["bias of rows"]
-    ),
-    "no barrier after the arrays": sm80(
-        KERNEL,
-        "wait_async<1>();\n        __syncthreads();",
-        "wait_async<1>();",
-        ["bias of rows"],
     ),
     "no barrier after hidden keys are cleared": sm80(
         KERNEL, "block, at, stage);\n        __syncthreads();", "block, at, stage);", ["hidden NaN"]
@@ -139,36 +87,12 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         ["no keys"],
     ),
     "the next tile's copies go over gradients": sm80(
-        KERNEL,
-        "gradients.second);\n      }\n    }\n    __syncthreads();",
-        "gradients.second);\n      }\n    }",
-        ["rows"],
-    ),
-    "gradients are read before the warp has written them": sm80(
-        KERNEL, "    __syncwarp();\n", "", ["rows"]
-    ),
-    "gradients are read before other warps have written them": sm80(
-        KERNEL,
-        "if (Block::kExchange) {\n    __syncthreads();",
-        "if (Block::kExchange) {",
-        ["split"],
-    ),
-    "sums go over P that is still read": sm80(
-        KERNEL,
-        "parts = block.exchange(0).base;\n    __syncthreads();",
-        "parts = block.exchange(0).base;",
-        ["sums in a split"],
-    ),
-    "sums are read before all are written": sm80(
-        KERNEL,
-        "__float_as_uint(sums[r]));\n    }\n    __syncthreads();",
-        "__float_as_uint(sums[r]));\n    }",
-        ["sums in a split"],
+        KERNEL, "pair_sums);\n    }\n    __syncthreads();", "pair_sums);\n    }", ["rows"]
     ),
     # Careful blocks.
     "nothing is computed again": sm80(
         KERNEL,
-        "__any_sync(0xffffffffu, __syncthreads_or(!gradients.finite()))",
+        "__any_sync(0xffffffffu, __syncthreads_or(!finite))",
         "false",
         ["hidden NaN"],
     ),
@@ -181,28 +105,13 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         "",
         ["hidden NaN of dO"],
     ),
-    "hidden rows of dO are multiplied": sm80(
-        KERNEL,
-        "store_shared(block.second(stage).at(other, piece), Words4{});",
-        "",
-        ["hidden NaN of dO"],
-    ),
-    "a block's first row alone decides what is hidden": sm80(
-        KERNEL, "own < work.own_count && !seen", "own < 1", ["hidden NaN"]
-    ),
-    "what dS isn't multiplied with is cleared": sm80(
-        KERNEL,
-        "if constexpr (Config::kSecond) {\n#pragma unroll 1",
-        "{\n#pragma unroll 1",
-        ["hidden NaN in one step"],
-    ),
     "a bias of -inf doesn't hide NaN": sm80(
         SCORES, "visible && added != -Limits<float>::infinity()", "visible", ["bias hides NaN"]
     ),
-    "only gradients ask the bias": sm80(
-        SCORES,
-        "kBias && (kHides || !(Config::kFirst || Config::kSecond))",
-        "kBias && kHides",
+    "sums of pairs don't show NaN": sm80(
+        KERNEL,
+        "gradients.finite() && multiples_of_zero(pair_sums, 0.0f) == 0.0f",
+        "gradients.finite()",
         ["shared bias hides NaN"],
     ),
     # Warps that share rows or keys.
@@ -218,22 +127,10 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         "exchanged<Block>(block.exchange(0))",
         ["split"],
     ),
-    "all parts write the first columns": sm80(
-        KERNEL, "first = block.part() * (OwnTile::kColumns / Block::kSplit)", "first = 0", ["split"]
-    ),
     "all parts have the first others": sm80(
         SCORES, "column(first + block.part() * Block::kStep)", "column(first)", ["split"]
     ),
-    "parts of a sum lie in one place": sm80(
-        KERNEL,
-        "(block.part() * Config::kBlockM + row) * 4",
-        "row * 4",
-        ["sums in a split"],
-    ),
     # What is written.
-    "gradients of all tiles go to the first rows": sm80(
-        KERNEL, "(work.own.begin + row) * operand.row", "row * operand.row", ["rows"]
-    ),
     "dv keeps the power of two of P": sm80(
         KERNEL,
         "constexpr float kUnscale = is_float16<T> ? 0x1p-15f : 1.0f;",
@@ -249,9 +146,6 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     "the scale's gradient has the scaled q": sm80(
         KERNEL, "1.0f / static_cast<float>(forward.scale_q)", "1.0f", ["scale"]
     ),
-    "sums of rows beyond the end are stored": sm80(
-        KERNEL, "block.part() == 0 && row < work.own_count", "block.part() == 0", ["scale"]
-    ),
     "the last entry that shares is left out": sm80(
         KERNEL, "share < params.shares;", "share < params.shares - 1;", ["heads"]
     ),
@@ -259,7 +153,10 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         KERNEL, "if (params.shares == 0) {", "if (false) {", ["no entries"]
     ),
     "a later entry's pairs replace the first's": sm80(
-        KERNEL, "share > 0};", "false};", ["shared bias"]
+        SCORES,
+        "pair_sums(r, 2 * pair + i) += dp;",
+        "pair_sums(r, 2 * pair + i) = dp;",
+        ["shared bias"],
     ),
     "pairs beyond the last key are stored": sm80(
         SCORES,
@@ -269,27 +166,23 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     ),
     "pairs that no tile has aren't cleared": sm80(
         KERNEL,
-        "if (Config::kPairs && share == 0) store_no_pairs<Config>(params, block);",
+        "if constexpr (Config::kPairs && !Block::kPairSums) store_no_pairs<Config>(params, block);",
         "",
-        ["shared bias"],
-    ),
-    "pairs before the first tile aren't cleared": sm80(
-        KERNEL, "key >= first && key < behind", "key < behind", ["shared bias of a window"]
+        ["own pairs"],
     ),
     "pairs that a warp doesn't see aren't cleared": sm80(
         KERNEL,
-        "} else if (Config::kPairs && share == 0) {",
+        "} else if (Config::kPairs && !Block::kPairSums) {",
         "} else if (false) {",
-        ["shared bias"],
-    ),
-    "pairs lie as many keys off as rows": sm80(
-        KERNEL, "- work.place - block.warp_row() + at;", "- work.place + at;", ["shared bias"]
+        ["own pairs"],
     ),
     # P and dS.
     "delta is added": sm80(
         SCORES, "(dp - statistics.delta(r, i))", "(dp + statistics.delta(r, i))", ["rows"]
     ),
-    "hidden pairs have dS": sm80(SCORES, "dp = visible ? dS : 0.0f;", "dp = dS;", ["causal"]),
+    "hidden pairs have dS": sm80(
+        SCORES, "dp = !kChooses || visible ? dS : 0.0f;", "dp = dS;", ["hidden NaN"]
+    ),
     "hidden pairs have P": sm80(SCORES, "s = visible ? P : 0.0f;", "s = P;", ["causal keys"]),
     "rows have the block's first statistics": sm80(
         SCORES, "block.work().statistics + block.warp_row()", "block.work().statistics", ["rows"]

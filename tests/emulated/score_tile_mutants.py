@@ -68,8 +68,8 @@ SCORE_TILE_MUTANTS: dict[str, Mutant] = {
     ),
     "rows beyond the problem's are read": sm80(
         SCORES,
-        "ToTile::kRows > 1 ? work.rows : 1;",
-        "ToTile::kRows;",
+        "ToTile::kRows > 1 ? work.rows : 1, keys, unit",
+        "ToTile::kRows, keys, unit",
         ["float16, bias"],
     ),
     "keys beyond the problem's are read": sm80(
@@ -80,25 +80,25 @@ SCORE_TILE_MUTANTS: dict[str, Mutant] = {
     ),
     # The units that rows consist of.
     "whole pieces of a bias aren't copied": sm80(
-        SCORES,
+        TILE,
         "kThreads, 16>::run(tile, array, 0, rows, keys)",
         "kThreads, 16>::run(tile, array, 0, 0, keys)",
         ["float16, bias"],
     ),
     "whole pieces of a mask aren't copied": sm80(
-        SCORES,
+        TILE,
         "kThreads, 16>::run(tile, array, 0, rows, keys)",
         "kThreads, 16>::run(tile, array, 0, 0, keys)",
         ["float16, mask"],
     ),
     "units of 4 bytes aren't copied": sm80(
-        SCORES,
+        TILE,
         "kThreads, 4>::run(tile, array, 0, rows, keys)",
         "kThreads, 4>::run(tile, array, 0, 0, keys)",
         ["float16, float32 bias of odd pitch"],
     ),
     "elements of other rows aren't copied": sm80(
-        SCORES,
+        TILE,
         "kThreads, 1, kBatch>::run(tile, array, 0, rows, keys)",
         "kThreads, 1, kBatch>::run(tile, array, 0, 0, keys)",
         ["float16, bias of odd pitch"],
@@ -137,7 +137,7 @@ SCORE_TILE_MUTANTS: dict[str, Mutant] = {
         ["float16, mask of ragged rows"],
     ),
     "numbers that change on their way are copied as they are": sm80(
-        SCORES, "Stored<T>::kSame && unit == 16", "unit == 16", ["float16, int16 bias"]
+        TILE, "Stored<T>::kSame && unit == 16", "unit == 16", ["float16, int16 bias"]
     ),
     "columns of units are taken for dense": sm80(
         MATRIX_TILE,
@@ -189,7 +189,10 @@ SCORE_TILE_MUTANTS: dict[str, Mutant] = {
         ["float16, bias"],
     ),
     "a bias of keys is taken for one of rows": sm80(
-        TILE, "kAlongRows = Tile::kRows > 1", "kAlongRows = true", ["float16, bias of keys"]
+        TILE,
+        "kAlongRows = Tile::kRows > 1;\n  unsigned address;",
+        "kAlongRows = true;\n  unsigned address;",
+        ["float16, bias of keys"],
     ),
     "every lane reads the next one's pair": sm80(
         TILE,

@@ -13,6 +13,7 @@ import pytest
 from backward_problems import Backward
 from backward_shared_mutants import BACKWARD_SHARED_MUTANTS
 from backward_sm80_cases import PLAIN
+from backward_sm80_memory_mutants import BACKWARD_SM80_MEMORY_MUTANTS
 from backward_sm80_mutants import BACKWARD_SM80_MUTANTS
 from cupy_flash.backward import params, passes
 from emulated_backward import attention_backward
@@ -67,6 +68,16 @@ CASES: dict[str, tuple[Case, tuple[str, ...], int]] = {
     "shared bias of a window": (
         replace(SHARED, causal=False, window=(20, 20), offset=230),
         BIAS,
+        90,
+    ),
+    "own pairs": (
+        replace(SMALL, n=300, bias="pairs", causal=True, offset=20),
+        ("q", "bias"),
+        90,
+    ),
+    "own pairs of a window": (
+        replace(SMALL, n=300, bias="pairs", window=(20, 20), offset=230),
+        ("q", "bias"),
         90,
     ),
     "scale": (replace(PLAIN, n=75, scale=-0.4), ("scale",), 90),
@@ -164,9 +175,11 @@ def test_kernels_without_a_defect_pass(name: str) -> None:
     assert run_isolated(battery, "sm80", [name], None) == "passed"
 
 
-MUTANTS = BACKWARD_SM80_MUTANTS | {
-    f"shared: {name}": mutant for name, mutant in BACKWARD_SHARED_MUTANTS.items()
-}
+MUTANTS = (
+    BACKWARD_SM80_MUTANTS
+    | BACKWARD_SM80_MEMORY_MUTANTS
+    | {f"shared: {name}": mutant for name, mutant in BACKWARD_SHARED_MUTANTS.items()}
+)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
