@@ -147,7 +147,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
   static_assert(Block::kStages == 1 || kTwoStages, "one tile on its way at most");
   // Without a second stage the matrices of the next tile take the places of this one's when those are free:
   // the second one as soon as the only step is done with it.
-  constexpr bool kOneStep = Block::kOthers == Block::kStep * Block::kSplit;
+  static_assert(kTwoStages || Block::kOthers == Block::kStep * Block::kSplit, "one step");
   const ThreadStatistics<Config, Block> of_thread(block);
   const int others = block.work().others;
   for (int at = 0; at < others; at += Block::kOthers) {
@@ -194,7 +194,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
       }
       if (!kTwoStages && column == 0) {
         wait_for_copies();
-        if (kOneStep && !Config::kSecond) {
+        if (!Config::kSecond) {
           copy_second<false, Config>(params, block, block.work(), next, 0);
           commit_async();
         }
@@ -236,7 +236,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
       const bool adds = Block::kExchange ? shares_see(block, at) : !idle;
       if constexpr (Config::kSecond) {
         if (adds) add_second<Config>(block, S, second, stage, gradients.second);
-        if (!kTwoStages && kOneStep && next < others) {
+        if (!kTwoStages && next < others) {
           __syncthreads();
           copy_second<false, Config>(params, block, block.work(), next, 0);
           commit_async();
@@ -245,11 +245,6 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
       if constexpr (Config::kFirst) {
         if (adds) add_first<Config>(block, dP, first, stage, gradients.first);
       }
-    }
-    if (!kTwoStages && !kOneStep && next < others) {
-      __syncthreads();
-      copy_second<false, Config>(params, block, block.work(), next, 0);
-      commit_async();
     }
   }
 }

@@ -1,4 +1,4 @@
-"""Defects of what sm80 copies and writes in the backward pass, each with a problem that shows it."""
+"""Defects of what sm80 copies and writes in the backward pass, each with what shows it."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     ),
     "dO is copied while P is multiplied with it": sm80(
         KERNEL,
-        "if (kOneStep && !Config::kSecond) {",
-        "if (kOneStep) {",
+        "if (!Config::kSecond) {",
+        "if (true) {",
         ["split in one stage"],
     ),
     "statistics of the tile before": sm80(
@@ -58,15 +58,9 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     ),
     "no barrier before the second matrix of the next tile": sm80(
         KERNEL,
-        "kOneStep && next < others) {\n          __syncthreads();",
-        "kOneStep && next < others) {",
+        "!kTwoStages && next < others) {\n          __syncthreads();",
+        "!kTwoStages && next < others) {",
         ["split in one stage"],
-    ),
-    "no barrier behind the steps of a tile": sm80(
-        KERNEL,
-        "!kOneStep && next < others) {\n      __syncthreads();",
-        "!kOneStep && next < others) {",
-        ["keys in one stage"],
     ),
     "the work is read before it is written": sm80(
         KERNEL,

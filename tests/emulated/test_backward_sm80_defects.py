@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Case, tuple[str, ...], int]] = {
         90,
     ),
     "own pairs": (
-        replace(SMALL, n=300, bias="pairs", causal=True, offset=20),
+        replace(SMALL, m=140, n=300, bias="pairs", causal=True, offset=20),
         ("q", "bias"),
         90,
     ),
