@@ -47,6 +47,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="runs of each backward call in tests/gpu/test_backward_repeats.py (20)",
     )
 
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="also the tests that the usual run leaves out: more of the same kinds",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--thorough"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     problems = [nvrtc.problem(*marker.args) for marker in item.iter_markers("needs_nvrtc")]

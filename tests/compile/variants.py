@@ -178,7 +178,7 @@ def softmax_variant(row: Row) -> SoftmaxVariant:
 
 
 # Of the backward kernels the second NVRTC compiles one of so many: they are as many as the others.
-SHARE = {"13.5": 3}
+SHARE = {"13.5": 9}
 
 
 def variants(version: str | None = None) -> list[AnyVariant]:

@@ -18,6 +18,7 @@ from cupy_flash.backward.variant import BackwardVariant
 from cupy_flash.device import assumed
 from emulated_backward import attention_backward
 from problems import Case
+from sampled_params import some
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
@@ -51,10 +52,10 @@ def kind_of(variant: BackwardVariant) -> tuple[Any, ...]:
     return variant.keys, variant.first, variant.second, tile
 
 
-@pytest.mark.parametrize("directed", DIRECTED, ids=str)
+@pytest.mark.parametrize("directed", some(DIRECTED, 2))
 def test_gradients_of_every_tile_are_within_their_bounds(directed: Directed) -> None:
     call = Backward.of(directed.case(), directed.wrt)
-    call.check(run_in_many_ways(call, arch=directed.arch), "sm80")
+    call.check(run_in_many_ways(call, WAYS[1:], arch=directed.arch), "sm80")
 
 
 def reachable() -> Iterator[tuple[Any, ...]]:

@@ -21,6 +21,7 @@ from emulation import run_isolated
 from layouts import strided
 from option_arrays import placed
 from problems import Case
+from sampled_params import some
 from test_planted_defects import CAUGHT
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
@@ -170,7 +171,7 @@ def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
                 call.check(result.found, kernel)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES, 2))
 def test_kernels_without_a_defect_pass(name: str) -> None:
     assert run_isolated(battery, "sm80", [name], None) == "passed"
 
@@ -182,7 +183,7 @@ MUTANTS = (
 )
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", some(MUTANTS, 2))
 def test_defect_is_caught(name: str, tmp_path: Path) -> None:
     verdict = MUTANTS[name].verdict(battery, tmp_path / "kernels_cu")
     print(verdict)

@@ -18,7 +18,13 @@ EMULATED = ("one key", "P4 permutations", "row alone")
 
 
 @pytest.mark.parametrize("probe", EMULATED)
-@pytest.mark.parametrize(("kernel", "dtype"), ONE_DTYPE.items())
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [
+        pytest.param(*one, marks=[pytest.mark.thorough] * (one[0] == "naive"))
+        for one in ONE_DTYPE.items()
+    ],
+)
 def test_probe(kernel: str, dtype: str, probe: str) -> None:
     PROBES[probe](emulated_path(kernel), dtype, 20, 24)
 
