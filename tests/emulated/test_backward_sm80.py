@@ -52,7 +52,7 @@ def kind_of(variant: BackwardVariant) -> tuple[Any, ...]:
     return variant.keys, variant.first, variant.second, tile
 
 
-@pytest.mark.parametrize("directed", some(DIRECTED, 2))
+@pytest.mark.parametrize("directed", some(DIRECTED, 3))
 def test_gradients_of_every_tile_are_within_their_bounds(directed: Directed) -> None:
     call = Backward.of(directed.case(), directed.wrt)
     call.check(run_in_many_ways(call, WAYS[1:], arch=directed.arch), "sm80")

@@ -171,7 +171,7 @@ def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
                 call.check(result.found, kernel)
 
 
-@pytest.mark.parametrize("name", some(CASES, 2))
+@pytest.mark.parametrize("name", some(CASES, 3))
 def test_kernels_without_a_defect_pass(name: str) -> None:
     assert run_isolated(battery, "sm80", [name], None) == "passed"
 
@@ -183,7 +183,7 @@ MUTANTS = (
 )
 
 
-@pytest.mark.parametrize("name", some(MUTANTS, 2))
+@pytest.mark.parametrize("name", some(MUTANTS, 3))
 def test_defect_is_caught(name: str, tmp_path: Path) -> None:
     verdict = MUTANTS[name].verdict(battery, tmp_path / "kernels_cu")
     print(verdict)
