@@ -96,6 +96,9 @@ def attention_backward(
         For arguments that can't be used, before anything is launched or written.
     ImportError
         For another library's GPU array when CuPy isn't installed.
+    NotImplementedError
+        On a GPU, for a gradient that is the sum over more than four batch axes whose strides don't
+        merge.
     CompileError
         If NVRTC refuses a kernel.
 

@@ -27,9 +27,9 @@ SIMT_TILES = {
     (2, "float64", 64): Tile(32, 64, 8, 16, 16, 8, 2),
 }
 
-# Head-dim buckets that take the kernels of another one: 192 columns can't be split among warps, and
-# own tiles of it took 15.5 ms where those of 256 columns take 11.2 (an H200, n = 8192, 2048 columns
-# in all heads).
+# Head-dim buckets that take the kernels of another one: 192 columns can't be split among warps. Its
+# own tiles took 15.5 ms (an H200, n = 8192, 10 heads). Ten heads of 256 would take 14.0 by the time
+# of eight; what calls of 192 take now hasn't been measured.
 SM80_WIDER = {192: 256}
 # Head-dim buckets whose dk and dv one pass computes, where shared memory has room for its tile.
 SM80_JOINT = (32, 64, 96, 128, 256)

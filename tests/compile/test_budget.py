@@ -34,7 +34,7 @@ MOST_STACK = 128
 LITTLE_STACK = 16
 
 # The same of the backward pass, whose gradients take up to 128 registers of a thread. Without
-# options it is 24 of dk and dv at d = 128 and 64 at 256, whose tiles without any are 4 % and 20 %
+# options it is 24 of dk and dv at d = 128 and 64 at 256, whose tiles without any are 4 % and 24 %
 # slower.
 MOST_BACKWARD_STACK = 192
 
