@@ -10,7 +10,7 @@ from typing import Any
 from cupy_flash.device import import_cupy, nvrtc_version
 from cupy_flash.errors import CompileError
 from cupy_flash.select import DEFAULT_SHARED_MEMORY
-from cupy_flash.source import AnyVariant, source
+from cupy_flash.source import AnyVariant, source, target
 
 logger = logging.getLogger("cupy_flash")
 
@@ -20,6 +20,12 @@ OPTIONS = ("--std=c++17",)
 _kernels: dict[tuple[AnyVariant, int], Any] = {}
 _locks: dict[tuple[AnyVariant, int], threading.Lock] = {}
 _locks_guard = threading.Lock()
+
+
+def options_of(variant: AnyVariant) -> tuple[str, ...]:
+    """Return the options that a variant is compiled with, beside those that CuPy adds."""
+    # wgmma is in no other target. CuPy adds -arch=sm_90; given both, NVRTC from 12.9 on takes this one.
+    return (*OPTIONS, "-arch=sm_90a") if target(variant) == "90a" else OPTIONS
 
 
 def kernel(variant: AnyVariant, device: int) -> Any:
@@ -55,7 +61,7 @@ def _compile(variant: AnyVariant) -> Any:
         )
     logger.info("compiling %s (a first call; later processes find it in CuPy's cache)", variant)
     begin = time.perf_counter()
-    module = cupy.RawModule(code=source(variant), options=OPTIONS)
+    module = cupy.RawModule(code=source(variant), options=options_of(variant))
     try:
         function = module.get_function(variant.entry)
     except cupy.cuda.compiler.CompileException as error:
@@ -76,4 +82,4 @@ def _compile(variant: AnyVariant) -> Any:
 
 
 def _failure(variant: AnyVariant, log: str) -> CompileError:
-    return CompileError(str(variant), OPTIONS, ".".join(map(str, nvrtc_version())), log)
+    return CompileError(str(variant), options_of(variant), ".".join(map(str, nvrtc_version())), log)

@@ -129,6 +129,7 @@ def _backward(variant: BackwardVariant) -> _Constants:
     if variant.family == "sm80":
         sizes |= {"kStep": variant.tile.chunk_n, "kStages": variant.tile.stages}
         sizes |= {"kSplit": variant.tile.split}
+        flags["kGroups"] = variant.tile.groups
     return _Constants(types, forward.flags | flags, sizes)
 
 
@@ -211,6 +212,12 @@ def _softmax(variant: SoftmaxVariant) -> _Constants:
         "kExchange": variant.exchange,
     }
     return _Constants(types, {"kAligned": variant.aligned}, sizes)
+
+
+def target(variant: AnyVariant) -> str:
+    """Return the architecture that a variant is compiled for, as in sm_90a."""
+    groups = isinstance(variant, BackwardVariant) and variant.tile.groups
+    return f"{variant.arch}{'a' if groups else ''}"
 
 
 def source(variant: AnyVariant, folder: Path | None = None) -> str:

@@ -30,6 +30,8 @@ class Tile:
         Tiles of what passes by that are in shared memory, or on their way (the backward pass).
     split : int
         Warps that share rows and take turns at columns (the backward pass).
+    groups : bool
+        Whether four warps multiply together, which sm_90a alone can (the backward pass).
     """
 
     block_m: int
@@ -41,6 +43,7 @@ class Tile:
     blocks: int = 1
     stages: int = 0
     split: int = 1
+    groups: bool = False
 
     @property
     def threads(self) -> int:

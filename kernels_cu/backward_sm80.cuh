@@ -63,6 +63,8 @@ struct Gradients {
   }
 };
 
+#include "sm80_backward_groups.cuh"
+
 // Writes a warp's P or dS, rounded, to where the warps that share its rows read it.
 template <class T, class Block>
 __device__ __forceinline__ void store_exchange(const typename Block::Exchange& tile,
@@ -280,7 +282,11 @@ __device__ __forceinline__ void backward_sm80(const BackwardParams& params) {
         __syncthreads();
         if constexpr (Config::kPairs && !Block::kPairSums) store_no_pairs<Config>(params, block);
         OthersSums<Config, Block::Scores::kRows> sums;
-        add_entry<Config>(params, block, gradients, sums, pair_sums);
+        if constexpr (Block::kGroups) {
+          add_entry_by_groups<Config>(params, block, gradients, sums, pair_sums);
+        } else {
+          add_entry<Config>(params, block, gradients, sums, pair_sums);
+        }
         if constexpr (Config::kBiasSums) store_sums<Config>(params.bias_sums, sums.bias, block, 1.0f);
         if constexpr (Config::kSlopeSums) store_sums<Config>(params.slope_sums, sums.slope, block, 1.0f);
         if constexpr (Config::kScaleSums) {

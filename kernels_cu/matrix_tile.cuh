@@ -42,6 +42,38 @@ struct MatrixTile {
   }
 };
 
+// The same as wgmma wants it: panels of 64 columns one after the other, each like a tile of 64 columns. `base` is a
+// multiple of 1024.
+template <int kRows_, int kColumns_>
+struct PanelTile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kPieceElements = 8;
+  static constexpr int kPieces = kColumns / kPieceElements;
+  static constexpr int kPitch = 128;
+  static constexpr int kPanelBytes = kRows * kPitch;
+  static constexpr int kBytes = kColumns / 64 * kPanelBytes;
+  static_assert(kColumns % 64 == 0 && kRows % 8 == 0, "whole panels");
+
+  unsigned base;
+
+  __device__ __forceinline__ unsigned at(int row, int piece) const {
+    return base + piece / 8 * kPanelBytes + row * kPitch + (piece % 8 ^ (row & 7)) * 16;
+  }
+};
+
+// Some rows of a tile.
+template <class Tile, int kRows_>
+struct TileRows {
+  static constexpr int kRows = kRows_;
+  static constexpr int kPieces = Tile::kPieces;
+
+  Tile tile;
+  int first;
+
+  __device__ __forceinline__ unsigned at(int row, int piece) const { return tile.at(first + row, piece); }
+};
+
 constexpr int greatest_common_divisor(int a, int b) {
   return b == 0 ? a : greatest_common_divisor(b, a % b);
 }

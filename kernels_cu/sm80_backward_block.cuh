@@ -33,14 +33,19 @@ struct Sm80BackwardBlock {
   static constexpr int kSplit = Config::kSplit;
   static constexpr bool kExchange = kSplit > 1;
   static constexpr int kWarpRows = Config::kBlockM / kWarps * kSplit;
+  // Whether four warps multiply together (wgmma), and how many own rows or keys do the same.
+  static constexpr bool kGroups = Config::kGroups;
+  static constexpr int kGroupRows = kGroups ? 4 * kWarpRows : kWarpRows;
   static constexpr int kTiles = kWarpRows / 16;
   static constexpr int kOthers = Config::kBlockN;
   static constexpr int kStep = Config::kStep;  // others whose scores a warp has at a time
 
-  using OwnFirst = MatrixTile<Config::kBlockM, Config::kHeadDim>;
-  using OwnSecond = MatrixTile<Config::kBlockM, Config::kHeadDimV>;
-  using First = MatrixTile<kOthers, Config::kHeadDim>;
-  using Second = MatrixTile<kOthers, Config::kHeadDimV>;
+  template <int kRows, int kColumns>
+  using Matrix = typename Either<kGroups, PanelTile<kRows, kColumns>, MatrixTile<kRows, kColumns>>::Type;
+  using OwnFirst = Matrix<Config::kBlockM, Config::kHeadDim>;
+  using OwnSecond = Matrix<Config::kBlockM, Config::kHeadDimV>;
+  using First = Matrix<kOthers, Config::kHeadDim>;
+  using Second = Matrix<kOthers, Config::kHeadDimV>;
   using StepFirst = MatrixTile<kStep, Config::kHeadDim>;
   using StepSecond = MatrixTile<kStep, Config::kHeadDimV>;
   using Scores = Accumulators<kTiles, kStep>;
@@ -104,6 +109,8 @@ struct Sm80BackwardBlock {
                 "backward/variant.py: BackwardVariant.shared_memory");
   static_assert(sizeof(Work) <= kWorkBytes, "the rest of shared memory");
   static_assert(kWarpRows == 16 || kWarpRows == 32, "a warp holds one or two fragments of rows");
+  static_assert(!kGroups || (kWarpRows == 16 && kWarps % 4 == 0 && kSplit == 1), "64 rows a group");
+  static_assert(!kGroups || (kStages == 2 && kOthers == kStep), "one step");
   static_assert(kOthers % (kStep * kSplit) == 0 && kStatisticsRows % kOthers == 0, "steps divide tiles");
   static_assert(!kExchange || kOthers == kStep * kSplit, "one exchange a tile");
   static_assert(!kPairSums || kOthers == kStep * kSplit, "a tile of pairs stays in registers");
@@ -116,6 +123,10 @@ struct Sm80BackwardBlock {
     return *reinterpret_cast<Work*>(shared_memory() + kWorkOffset);
   }
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
+  // The first own row or key of the warps that multiply together.
+  __device__ __forceinline__ int group_row() const {
+    return kGroups ? threadIdx.x / 128 * kGroupRows : warp_row();
+  }
   // The warp's first own row or key, and which of those that share them it is.
   __device__ __forceinline__ int warp_row() const {
     return threadIdx.x / (32 * kSplit) * kWarpRows;

@@ -121,9 +121,9 @@ __device__ __forceinline__ void store_gradients(const Block& block, const OwnTil
     __syncwarp();
   }
   // Each of the warps that share rows writes some of them.
-  using Rows = MatrixTile<Block::kWarpRows / Block::kSplit, OwnTile::kColumns>;
+  using Rows = TileRows<OwnTile, Block::kWarpRows / Block::kSplit>;
   const int row = block.warp_row() + block.part() * Rows::kRows;
   const auto& work = block.work();
-  store_tile(Rows{tile.base + row * OwnTile::kPitch}, target + (work.own.begin + row) * operand.row,
-             operand, work.own_count - row, columns);
+  store_tile(Rows{tile, row}, target + (work.own.begin + row) * operand.row, operand, work.own_count - row,
+             columns);
 }

@@ -102,20 +102,27 @@ struct Step {
   int at;      // where the tile begins
   int column;  // the warp's first other in it
   TileMask<Config> sees;
-  bool idle;  // a warp may see nothing of what other rows of the block see
+  bool idle;  // a warp, or those that multiply together, may see nothing of what other rows of the block see
   bool all;
 
   __device__ __forceinline__ Step(const Block& block, int at, int first)
       : at(at), column(first + block.part() * Block::kStep) {
     if constexpr (Config::kOfKeys) {
       sees = block.work().sees.from(at + column, block.warp_row());
-      idle = !sees.template any_visible<Block::kStep, Block::kWarpRows>();
+      idle = !of_group(block).template any_visible<Block::kStep, Block::kGroupRows>();
       all = sees.template all_visible<Block::kStep, Block::kWarpRows>();
     } else {
       sees = block.work().sees.from(block.warp_row(), at + column);
-      idle = !sees.template any_visible<Block::kWarpRows, Block::kStep>();
+      idle = !of_group(block).template any_visible<Block::kGroupRows, Block::kStep>();
       all = sees.template all_visible<Block::kWarpRows, Block::kStep>();
     }
+  }
+
+ private:
+  __device__ __forceinline__ TileMask<Config> of_group(const Block& block) const {
+    if constexpr (!Block::kGroups) return sees;
+    if constexpr (Config::kOfKeys) return block.work().sees.from(at + column, block.group_row());
+    return block.work().sees.from(block.group_row(), at + column);
   }
 };
 

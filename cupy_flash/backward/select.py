@@ -12,6 +12,7 @@ from cupy_flash.backward.tiles import (
     SM80_SCORE_TILES,
     SM80_TILES,
     SM80_WIDER,
+    SM90_TILES,
 )
 from cupy_flash.backward.variant import BackwardVariant
 from cupy_flash.device import Device
@@ -70,9 +71,18 @@ def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
     if family == "simt":
         gradients = 2 if variant.first and variant.second else 1
         return _tiled(variant, SIMT_TILES[gradients, variant.accumulate, widest])
-    fitting = _fitting(variant, _sm80_tiles(variant), device)
+    fitting = _fitting(variant, _group_tiles(variant, device) + _sm80_tiles(variant), device)
     assert fitting is not None, "the last tile fits on every GPU"
     return fitting
+
+
+def _group_tiles(variant: BackwardVariant, device: Device) -> tuple[Tile, ...]:
+    """Return the tiles of warpgroups, which sm_90a alone has."""
+    widths = variant.forward.head_dim, variant.forward.head_dim_v
+    if device.arch != 90 or not {*widths} <= {64, 128}:
+        return ()
+    what = "k" * variant.first + "v" * variant.second if variant.keys else "q" * variant.first
+    return SM90_TILES.get((what, max(widths)), ())
 
 
 def _sm80_tiles(variant: BackwardVariant) -> tuple[Tile, ...]:

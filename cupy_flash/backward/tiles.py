@@ -49,6 +49,20 @@ def _tile(
     return Tile(own, others, warps, WARP, 0, step, blocks, stages, split)
 
 
+def _groups(own: int, others: int, *, blocks: int = 1) -> Tile:
+    """Return a tile whose warps multiply in fours, each with 64 own rows or keys."""
+    return Tile(own, others, own // 16, WARP, 0, others, blocks, 2, groups=True)
+
+
+# The same as below where warpgroups multiply: on sm_90.
+SM90_TILES = {
+    ("q", 64): (_groups(128, 64, blocks=2),),
+    ("q", 128): (_groups(128, 64),),
+    ("kv", 64): (_groups(128, 64),),
+    ("kv", 128): (_groups(128, 64),),
+}
+
+
 # (what the pass computes, head-dim bucket of its gradients) -> tiles, the fastest first: the first
 # that fits is taken. All lists but those of "kv" end with one that fits on every GPU from sm_80 on,
 # with any options and any width of the other matrices.

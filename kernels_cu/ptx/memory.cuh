@@ -31,7 +31,7 @@ __device__ __forceinline__ void store_global(T* address, T value) {
 }
 
 __device__ __forceinline__ unsigned char* shared_memory() {
-  extern __shared__ __align__(128) unsigned char dynamic_shared_memory[];
+  extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
   return dynamic_shared_memory;
 }
 

@@ -1,0 +1,117 @@
+// The products of the backward pass by warpgroups (wgmma): the matrices are read where they lie in shared memory, and
+// a block's registers hold twice the sums that they hold beside mma.sync's fragments.
+#pragma once
+
+#include "backward_params.cuh"
+#include "fragments.cuh"
+#include "ptx/async_copy.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm80_backward_block.cuh"
+#include "sm80_backward_copies.cuh"
+#include "sm80_backward_epilogue.cuh"
+#include "sm80_backward_scores.cuh"
+#include "types.cuh"
+
+// S = own others^T of a group's 64 own rows, from `row` on.
+template <class T, class OwnTile, class OthersTile>
+__device__ __forceinline__ void group_product(const OwnTile& own, int row, const OthersTile& others,
+                                              Accumulators<1, OthersTile::kRows>& S) {
+  // Where columns are summed over panels are reached by the address alone.
+  const MatrixDescriptor a = MatrixDescriptor::of(own.base + row * OwnTile::kPitch, 16);
+  const MatrixDescriptor b = MatrixDescriptor::of(others.base, 16);
+#pragma unroll
+  for (int step = 0; step < OwnTile::kColumns / 16; ++step) {
+    const int within = step % 4 * 32;
+    multiply_group<T>(S.sum[0], a.further(step / 4 * OwnTile::kPanelBytes + within),
+                      b.further(step / 4 * OthersTile::kPanelBytes + within), step > 0);
+  }
+}
+
+// The fragments of all columns of P or dS, rounded to T.
+template <int kColumns>
+struct GroupFragments {
+  unsigned a[kColumns / 16][4];
+
+  template <class T>
+  __device__ __forceinline__ void round(const Accumulators<1, kColumns>& X) {
+    const RoundedFragments<T, Accumulators<1, kColumns>> rounded = {X};
+#pragma unroll
+    for (int step = 0; step < kColumns / 16; ++step) rounded(0, step, a[step]);
+  }
+};
+
+// G += X others.
+template <class T, class OthersTile>
+__device__ __forceinline__ void group_sums(const GroupFragments<OthersTile::kRows>& X, const OthersTile& others,
+                                           Accumulators<1, OthersTile::kColumns>& G) {
+  const MatrixDescriptor b = MatrixDescriptor::of(others.base, OthersTile::kPanelBytes);
+#pragma unroll
+  for (int step = 0; step < OthersTile::kRows / 16; ++step) {
+    multiply_group<T, true>(G.sum[0], X.a[step], b.further(step * 16 * OthersTile::kPitch), true);
+  }
+}
+
+// Adds what one entry has of the gradients. The first others are on their way.
+template <class Config, class Block>
+__device__ __forceinline__ void add_entry_by_groups(const BackwardParams& params, const Block& block,
+                                                    Gradients<Config, Block>& gradients,
+                                                    OthersSums<Config, Block::Scores::kRows>& sums,
+                                                    typename Block::PairSums& pair_sums) {
+  static_assert(kHasGroups, "compile for sm_90a");
+  using T = typename Block::T;
+  const ThreadStatistics<Config, Block> of_thread(block);
+  const int others = block.work().others;
+  for (int at = 0; at < others; at += Block::kOthers) {
+    const int stage = at / Block::kOthers % 2;
+    const int next = at + Block::kOthers;
+    wait_async<0>();
+    show_products();
+    __syncthreads();
+    copy_arrays<Config>(params.forward, block, block.work(), next, stage ^ 1);
+    copy_first<false, Config>(params, block, block.work(), next, stage ^ 1);
+    copy_second<false, Config>(params, block, block.work(), next, stage ^ 1);
+    copy_statistics<Config>(block, block.work(), next, stage ^ 1);
+    commit_async();
+    const PairGradients<Config> pairs = pair_gradients_at<Config>(params, block, at);
+    const Step<Config, Block> step(block, at, 0);
+    if (!Block::kArrays && step.idle) continue;
+    typename Block::Scores S, dP;
+    if (!step.idle) {
+      begin_products();
+      group_product<T>(block.own_first(), block.group_row(), block.first(stage), S);
+      if constexpr (Block::kDerivative) {
+        group_product<T>(block.own_second(), block.group_row(), block.second(stage), dP);
+      }
+      commit_products();
+      wait_products<0>();
+      settle(S.sum[0]);
+      if constexpr (Block::kDerivative) settle(dP.sum[0]);
+    }
+    if (Block::kArrays && block.work().careful) {
+      __syncthreads();
+      clear_hidden_others<Config>(params.forward, block, at, stage);
+      show_products();
+      __syncthreads();
+    }
+    if (step.idle) {
+      if (Config::kPairs && !Block::kPairSums) store_no_gradients(block, step.column, pairs);
+      continue;
+    }
+    constexpr bool kShows = Config::kFirst || Config::kSecond || Block::kPairSums;
+    if (step.all && !(Block::kArrays && (!kShows || block.work().careful))) {
+      differentiate<false>(params.forward, block, step, stage, of_thread, pairs, sums, pair_sums, S, dP);
+    } else {
+      differentiate<true>(params.forward, block, step, stage, of_thread, pairs, sums, pair_sums, S, dP);
+    }
+    GroupFragments<Block::kOthers> P, dS;
+    if constexpr (Config::kSecond) P.template round<T>(S);
+    if constexpr (Config::kFirst) dS.template round<T>(dP);
+    begin_products();
+    if constexpr (Config::kSecond) group_sums<T>(P, block.second(stage), gradients.second);
+    if constexpr (Config::kFirst) group_sums<T>(dS, block.first(stage), gradients.first);
+    commit_products();
+    wait_products<0>();
+    if constexpr (Config::kSecond) settle(gradients.second.sum[0]);
+    if constexpr (Config::kFirst) settle(gradients.first.sum[0]);
+  }
+}
