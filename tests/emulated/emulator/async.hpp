@@ -22,6 +22,7 @@ struct AsyncCopy {
       memcpy(destination, source, size);
     else
       memset(destination, 0, size);
+    proxy.write(offset);
   }
 };
 

@@ -14,6 +14,7 @@
 #include "sanitizer.hpp"
 #include "thread.hpp"
 #include "warp.hpp"
+#include "wgmma.hpp"
 
 #define CUPY_FLASH_EMULATE 1
 

@@ -8,6 +8,7 @@
 #include "memory.hpp"
 #include "subnormals.hpp"
 #include "thread.hpp"
+#include "wgmma.hpp"
 
 namespace emu {
 
@@ -35,6 +36,7 @@ struct Kernel {
   [[noreturn]] static void run_thread() {
     entry(*params);
     require_no_copy_pending();
+    require_no_product_pending();
     state.current->stop = Stop{Status::exited, "exit", Site{"", 0, -1}, 0, nullptr};
     abandon_thread();
   }
@@ -51,6 +53,8 @@ const char* run_blocks(Block& block, const unsigned* blocks, unsigned count) {
     state.block_index = blocks[i];
     state.steps = 0;
     shared.poison();
+    proxy.begin_block();
+    for (GroupProducts& products : group_products) products.clear();
     if (!block.run(&Kernel<Params>::run_thread) || !shared.guards_intact()) return state.message;
   }
   return nullptr;

@@ -1,6 +1,7 @@
 // Checks of global addresses against the registered regions, and the block's shared memory.
 #pragma once
 
+#include "proxy.hpp"
 #include "thread.hpp"
 
 namespace emu {
@@ -189,6 +190,7 @@ template <class T>
 void store_shared(unsigned offset, const T& value) {
   check_shared("store", offset, sizeof(T));
   memcpy(shared.data() + offset, &value, sizeof value);
+  proxy.write(offset);
 }
 
 }  // namespace emu

@@ -1,0 +1,258 @@
+// wgmma: products of four warps that run until a wait, and what they may read (PTX ISA, "wgmma.mma_async", "Matrix
+// Descriptor Format", "Async proxy").
+//
+// Hardware reads shared memory at any moment between a product's issue and its wait. As with copies, the two
+// extremes show different errors: a product at once may miss data that arrives later, one at its wait sees what has
+// been overwritten meanwhile; its sums are NaN until then. And it doesn't see what a thread wrote before that thread
+// has passed a proxy fence.
+#pragma once
+
+#include <vector>
+
+#include "matrix.hpp"
+#include "proxy.hpp"
+
+namespace emu {
+
+// Panels of 64 columns, in rows of 128 bytes whose pieces of 16 are turned by the row.
+class PanelOperand {
+ public:
+  explicit PanelOperand(unsigned long long bits)
+      : start_(field(bits, 0)), leading_(field(bits, 16)), stride_(field(bits, 32)) {}
+
+  // What is wrong with a descriptor; null if nothing that can be told.
+  static const char* problem(unsigned long long bits) {
+    if (bits >> 62 != 1) return "its layout isn't turned by 128 bytes";
+    if ((bits >> 49 & 7u) != 0) return "its base offset isn't 0";
+    return nullptr;
+  }
+
+  // Element k of row r, rows lying one after the other.
+  unsigned along(unsigned r, unsigned k) const {
+    return turned(start_ + r / 8 * stride_ + r % 8 * kRowBytes + k * 2);
+  }
+
+  // Element k of column n, where k counts rows.
+  unsigned across(unsigned k, unsigned n) const {
+    return turned(start_ + n / 64 * leading_ + k / 8 * stride_ + k % 8 * kRowBytes + n % 64 * 2);
+  }
+
+ private:
+  static constexpr unsigned kRowBytes = 128;
+
+  static unsigned field(unsigned long long bits, int first) {
+    return static_cast<unsigned>(bits >> first & 0x3fffu) << 4;
+  }
+  static unsigned turned(unsigned address) { return address ^ ((address >> 7 & 7u) << 4); }
+
+  unsigned start_;
+  unsigned leading_;
+  unsigned stride_;
+};
+
+// One product as a thread has issued it.
+struct GroupProduct {
+  Site site;
+  float* d;  // [tiles][4]
+  unsigned tiles;
+  bool a_in_shared;
+  unsigned a[4][4];  // fragments of the four lanes that share rows
+  unsigned long long a_bits;
+  unsigned long long b_bits;
+  bool transposed;
+  bool adds;
+  unsigned long long group;
+  void (*compute)(const GroupProduct&, float* d);
+};
+
+inline unsigned visible_element(const GroupProduct& product, unsigned address) {
+  const char* problem = shared_access_problem(address, 2);
+  if (problem == nullptr) problem = proxy.problem(address);
+  if (problem != nullptr) {
+    record_failure("wgmma (%s:%d) reads byte %u of %zu bytes of shared memory: %s", product.site.file,
+                   product.site.line, address, shared.size(), problem);
+    abandon_thread();
+  }
+  unsigned short bits;
+  memcpy(&bits, shared.data() + address, sizeof bits);
+  return bits;
+}
+
+template <class Format>
+void compute_group_product(const GroupProduct& product, float* d) {
+  const unsigned thread = state.current->index;
+  const unsigned lane = thread % kLanes;
+  const unsigned first_row = thread / kLanes % 4 * 16 + lane / 4;
+  Factors a[2];
+  for (unsigned i = 0; i < 2; ++i) {
+    a[i].finite = true;
+    for (unsigned k = 0; k < kDepth; ++k) {
+      unsigned bits;
+      if (product.a_in_shared) {
+        bits = visible_element(product, PanelOperand(product.a_bits).along(first_row + 8 * i, k));
+      } else {
+        // Registers 0 and 1 have the rows of k below 8, 2 and 3 those of the others; a lane has two of each.
+        const unsigned pair = product.a[k % 8 / 2][i + k / 8 * 2];
+        bits = k % 2 == 0 ? pair & 0xffffu : pair >> 16;
+      }
+      a[i].set<Format>(static_cast<int>(k), bits);
+    }
+  }
+  const PanelOperand operand(product.b_bits);
+  for (unsigned j = 0; j < product.tiles; ++j) {
+    for (unsigned c = 0; c < 2; ++c) {
+      const unsigned n = 8 * j + lane % 4 * 2 + c;
+      Factors b;
+      b.finite = true;
+      for (unsigned k = 0; k < kDepth; ++k) {
+        const unsigned address = product.transposed ? operand.across(k, n) : operand.along(n, k);
+        b.set<Format>(static_cast<int>(k), visible_element(product, address));
+      }
+      for (unsigned i = 0; i < 2; ++i) {
+        float& element = d[4 * j + 2 * i + c];
+        unsigned sum = 0;
+        if (product.adds) memcpy(&sum, &element, sizeof sum);
+        sum = accumulate(sum, a[i], b);
+        memcpy(&element, &sum, sizeof sum);
+      }
+    }
+  }
+}
+
+// What one thread has issued and not waited for, oldest first.
+class GroupProducts {
+ public:
+  void clear() {
+    pending_.clear();
+    sums_.clear();
+    groups_ = 0;
+    begun_ = false;
+  }
+
+  bool empty() const { return pending_.empty(); }
+  bool begun() const { return begun_; }
+  void begin() { begun_ = true; }
+  void commit() { ++groups_; }
+
+  void start(GroupProduct product) {
+    product.group = groups_;
+    if (state.copies_land_early) {
+      product.compute(product, product.d);
+    } else if (find(product.d) == nullptr) {
+      const unsigned count = 4 * product.tiles;
+      sums_.push_back(Sums{product.d, std::vector<float>(product.d, product.d + count)});
+      memset(product.d, 0xFF, count * sizeof(float));
+    }
+    pending_.push_back(product);
+  }
+
+  void wait(unsigned pending_groups) {
+    size_t done = 0;
+    for (; done < pending_.size(); ++done) {
+      const GroupProduct& product = pending_[done];
+      if (product.group + pending_groups >= groups_) break;
+      if (!state.copies_land_early) product.compute(product, find(product.d)->value.data());
+    }
+    pending_.erase(pending_.begin(), pending_.begin() + static_cast<long>(done));
+    for (size_t i = 0; i < sums_.size();) {
+      if (is_pending(sums_[i].d)) {
+        ++i;
+        continue;
+      }
+      memcpy(sums_[i].d, sums_[i].value.data(), sums_[i].value.size() * sizeof(float));
+      sums_.erase(sums_.begin() + static_cast<long>(i));
+    }
+    if (pending_.empty()) begun_ = false;
+  }
+
+ private:
+  // Sums while products that add to them are pending.
+  struct Sums {
+    float* d;
+    std::vector<float> value;
+  };
+
+  Sums* find(const float* d) {
+    for (Sums& sums : sums_)
+      if (sums.d == d) return &sums;
+    return nullptr;
+  }
+
+  bool is_pending(const float* d) const {
+    for (const GroupProduct& product : pending_)
+      if (product.d == d) return true;
+    return false;
+  }
+
+  std::vector<GroupProduct> pending_;
+  std::vector<Sums> sums_;
+  unsigned long long groups_ = 0;
+  bool begun_ = false;
+};
+
+inline GroupProducts group_products[kMaxThreads];
+
+inline GroupProducts& own_group_products() { return group_products[state.current->index]; }
+
+inline void fence_wgmma(Site site) {
+  exchange("wgmma.fence", site, 0);
+  own_group_products().begin();
+}
+
+inline void commit_wgmma() { own_group_products().commit(); }
+
+inline void wait_wgmma(unsigned pending_groups) {
+  count_step();
+  own_group_products().wait(pending_groups);
+}
+
+// What the lanes of a warp bring to a product.
+struct GroupOperand {
+  unsigned a[4];
+  unsigned long long descriptors[2];
+};
+
+inline void start_group_product(GroupProduct product, const unsigned* a) {
+  GroupOperand own = {};
+  if (a != nullptr) memcpy(own.a, a, sizeof own.a);
+  own.descriptors[0] = product.a_bits;
+  own.descriptors[1] = product.b_bits;
+  const Deposits<GroupOperand> lanes = exchange("wgmma", product.site, own);
+  const unsigned lane = lane_index();
+  for (unsigned i = 0; i < 4; ++i) memcpy(product.a[i], lanes[lane / 4 * 4 + i].a, sizeof product.a[i]);
+  const char* problem = PanelOperand::problem(product.b_bits);
+  if (problem == nullptr && product.a_in_shared) problem = PanelOperand::problem(product.a_bits);
+  for (unsigned i = 0; i < kLanes && problem == nullptr; ++i) {
+    if (memcmp(lanes[i].descriptors, own.descriptors, sizeof own.descriptors) != 0)
+      problem = "lanes differ in it";
+  }
+  if (problem == nullptr && !own_group_products().begun()) problem = "no wgmma.fence came before";
+  if (problem != nullptr) {
+    record_failure("wgmma (%s:%d), descriptor: %s", product.site.file, product.site.line, problem);
+    abandon_thread();
+  }
+  own_group_products().start(product);
+}
+
+template <class Format, bool kTransposed, int kTiles>
+void multiply_group(Site site, float (&d)[kTiles][4], const unsigned (&a)[4], unsigned long long b, bool adds) {
+  start_group_product(GroupProduct{site, d[0], kTiles, false, {}, 0, b, kTransposed, adds, 0,
+                                   &compute_group_product<Format>},
+                      a);
+}
+
+template <class Format, int kTiles>
+void multiply_group(Site site, float (&d)[kTiles][4], unsigned long long a, unsigned long long b, bool adds) {
+  start_group_product(GroupProduct{site, d[0], kTiles, true, {}, a, b, false, adds, 0,
+                                   &compute_group_product<Format>},
+                      nullptr);
+}
+
+// Its sums would be read before they are there.
+inline void require_no_product_pending() {
+  if (own_group_products().empty()) return;
+  record_failure("wgmma still pending at exit, without a wait");
+  abandon_thread();
+}
+
+}  // namespace emu
