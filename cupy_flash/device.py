@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +24,15 @@ class Device:
         Bytes of shared memory that one block may have after opting in.
     sm_count : int
         Number of multiprocessors.
+    warpgroups : bool
+        Whether kernels may use wgmma: on compute capability 9.0, compiled for sm_90a.
     """
 
     arch: int
     name: str
     shared_memory: int
     sm_count: int
+    warpgroups: bool = False
 
 
 # Compute capability: (largest shared memory of a block in bytes, multiprocessors of a usual part).
@@ -50,7 +54,8 @@ def assumed(arch: int) -> Device:
         known = ", ".join(map(str, _KNOWN))
         raise ValueError(f"explain: arch is {arch!r}; known are {known} (90 is an H100 or H200)")
     shared_memory, sm_count = _KNOWN[arch]
-    return Device(arch, f"a GPU of compute capability {arch / 10}", shared_memory, sm_count)
+    name = f"a GPU of compute capability {arch / 10}"
+    return Device(arch, name, shared_memory, sm_count, warpgroups=arch == 90)
 
 
 @functools.cache
@@ -58,12 +63,20 @@ def actual(index: int) -> Device:
     """Describe CUDA device `index`."""
     runtime = import_cupy().cuda.runtime
     properties = runtime.getDeviceProperties(index)
+    arch = properties["major"] * 10 + properties["minor"]
     return Device(
-        arch=properties["major"] * 10 + properties["minor"],
+        arch=arch,
         name=properties["name"].decode(),
         shared_memory=properties["sharedMemPerBlockOptin"],
         sm_count=properties["multiProcessorCount"],
+        warpgroups=arch == 90 and compiles_for_sm_90a(),
     )
+
+
+def compiles_for_sm_90a() -> bool:
+    """Whether an option of RawModule makes CuPy compile for sm_90a."""
+    # Older ones refuse a second -arch; to PTX CuPy's own one is of another kind (compute_90).
+    return nvrtc_version() >= (12, 9) and os.environ.get("CUPY_COMPILE_WITH_PTX", "0") in ("", "0")
 
 
 def import_cupy() -> Any:

@@ -217,9 +217,9 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
         // Where no gradient would show that hidden pairs have NaN, they are chosen always.
         constexpr bool kShows = Config::kFirst || Config::kSecond || Block::kPairSums;
         if (step.all && !(Block::kArrays && (!kShows || block.work().careful))) {
-          differentiate<false>(params.forward, block, step, stage, of_thread, pairs, sums, pair_sums, S, dP);
+          differentiate<false, Makes::both>(params.forward, block, step, stage, of_thread, pairs, sums, pair_sums, S, dP);
         } else {
-          differentiate<true>(params.forward, block, step, stage, of_thread, pairs, sums, pair_sums, S, dP);
+          differentiate<true, Makes::both>(params.forward, block, step, stage, of_thread, pairs, sums, pair_sums, S, dP);
         }
       } else if (Config::kPairs && !Block::kPairSums) {
         store_no_gradients(block, step.column, pairs);

@@ -110,7 +110,8 @@ struct Sm80BackwardBlock {
   static_assert(sizeof(Work) <= kWorkBytes, "the rest of shared memory");
   static_assert(kWarpRows == 16 || kWarpRows == 32, "a warp holds one or two fragments of rows");
   static_assert(!kGroups || (kWarpRows == 16 && kWarps % 4 == 0 && kSplit == 1), "64 rows a group");
-  static_assert(!kGroups || (kStages == 2 && kOthers == kStep), "one step");
+  static_assert(!kGroups || kOthers == kStep, "one step");
+  static_assert(!kGroups || kStages == 2 || kPairSums, "the next tile is on its way, if there is one");
   static_assert(kOthers % (kStep * kSplit) == 0 && kStatisticsRows % kOthers == 0, "steps divide tiles");
   static_assert(!kExchange || kOthers == kStep * kSplit, "one exchange a tile");
   static_assert(!kPairSums || kOthers == kStep * kSplit, "a tile of pairs stays in registers");

@@ -126,10 +126,15 @@ struct Step {
   }
 };
 
+// What is made of products: P and dS at once, or one after the other, while dP or dV is being multiplied. Between
+// the two -0 tells that a pair is hidden, which P itself never is.
+enum class Makes { both, weights, derivatives };
+constexpr unsigned kHiddenWeight = 0x80000000u;
+
 // Replaces S by P and dP by dS, of a warp's products with the others of a step. kHides: some may be hidden, by
 // their places or, if the block is careful, by a bias of -inf whatever they hold. Where no gradient can tell that a
 // block needs care the bias is always asked.
-template <bool kHides, class Config, class Block>
+template <bool kHides, Makes kMakes, class Config, class Block>
 __device__ __forceinline__ void differentiate(const Params& forward, const Block& block,
                                               const Step<Config, Block>& step, int stage,
                                               const ThreadStatistics<Config, Block>& of_thread,
@@ -144,7 +149,10 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
   constexpr bool kAlibi = Score<Config>::kAlibi;
   constexpr bool kDistance = kAlibi || Config::kSlopeSums;
   // At once for a row, if products aren't needed any more: mostly that takes half the instructions.
-  constexpr bool kCapRows = Config::kSoftcap && !Config::kScaleSums;
+  constexpr bool kWeighs = kMakes != Makes::derivatives;
+  constexpr bool kDerives = kMakes == Makes::both && Block::kDerivative;
+  constexpr bool kCapRows = kWeighs && Config::kSoftcap && !Config::kScaleSums;
+  constexpr bool kTells = kMakes != Makes::both && (kHides || Config::kMask);
   constexpr bool kChooses = kHides || Config::kSoftcap || Config::kBiasSums || Config::kSlopeSums ||
                             Config::kScaleSums;
   // P of float16 carries a power of two (BackwardParams::p_exponent), and is at most that: the rounding of
@@ -176,21 +184,26 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
 #pragma unroll
     for (int r = 0; r < Scores::kRows; ++r) {
       StoredPair<unsigned char> shown;
-      if constexpr (Config::kMask) {
+      if constexpr (kWeighs && Config::kMask) {
         shown = typename Block::template Reader<unsigned char, typename Block::MaskTile>(
             block.mask(stage), place, column)(r, pair);
       }
       StoredPair<typename Either<kBias, Bias, float>::Type> bias;
-      if constexpr (kBias) {
+      if constexpr (kWeighs && kBias) {
         bias = typename Block::template Reader<Bias, typename Block::BiasTile>(
             block.bias(stage), place, column)(r, pair);
       }
-      const SeenColumns seen = kHides ? seen_columns<Config, Block>(step.sees, place.lane, r)
+      const SeenColumns seen = kWeighs && kHides ? seen_columns<Config, Block>(step.sees, place.lane, r)
                                       : SeenColumns{0, 0};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& s = S(r, 2 * pair + i);
         float& dp = dP(r, 2 * pair + i);
+        const auto derivative = [&] { return s * kUnscale * (dp - statistics.delta(r, i)); };
+        if constexpr (kMakes == Makes::derivatives) {
+          dp = kTells && __float_as_uint(s) == kHiddenWeight ? 0.0f : derivative();
+          continue;
+        }
         const float product = s;
         float added = 0.0f;
         if constexpr (kBias) added = bias.value(i);
@@ -209,11 +222,11 @@ __device__ __forceinline__ void differentiate(const Params& forward, const Block
         if constexpr (kHides && kBias) visible = visible && added != -Limits<float>::infinity();
         const float P =
             exp2_approx(minimum(multiply_add(s, unit_log2, -statistics.lse(r, i)), kExponent));
-        s = visible ? P : 0.0f;
-        if constexpr (Block::kDerivative) {
+        s = visible ? P : (kTells ? __uint_as_float(kHiddenWeight) : 0.0f);
+        if constexpr (kDerives) {
           // 0 where P is. Where dP may be anything it is chosen, but for a mask alone: NaN then shows in the
           // gradient, and the block takes care.
-          const float dS = s * kUnscale * (dp - statistics.delta(r, i));
+          const float dS = derivative();
           dp = !kChooses || visible ? dS : 0.0f;
           if constexpr (Block::kPairSums) {
             pair_sums(r, 2 * pair + i) += dp;

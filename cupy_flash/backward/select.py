@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from cupy_flash.backward.problem import BackwardProblem
 from cupy_flash.backward.tiles import (
+    GROUP_HEAD_DIMS,
+    GROUP_TILES,
+    GROUP_WIDER,
     NAIVE_TILE,
     SIMT_TILES,
     SM80_JOINT,
     SM80_SCORE_TILES,
     SM80_TILES,
     SM80_WIDER,
-    SM90_TILES,
 )
 from cupy_flash.backward.variant import BackwardVariant
 from cupy_flash.device import Device
@@ -34,7 +36,8 @@ def choose_forward(problem: BackwardProblem, device: Device) -> Variant:
     chosen = replace(chosen, sinks=None)
     if chosen.family != "sm80":
         return chosen
-    d, p = (SM80_WIDER.get(x, x) for x in (chosen.head_dim, chosen.head_dim_v))
+    wider = SM80_WIDER | (GROUP_WIDER if device.warpgroups else {})
+    d, p = (wider.get(x, x) for x in (chosen.head_dim, chosen.head_dim_v))
     return replace(chosen, head_dim=d, head_dim_v=p, unit=min(chosen.unit, problem.do.unit))
 
 
@@ -79,10 +82,15 @@ def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
 def _group_tiles(variant: BackwardVariant, device: Device) -> tuple[Tile, ...]:
     """Return the tiles of warpgroups, which sm_90a alone has."""
     widths = variant.forward.head_dim, variant.forward.head_dim_v
-    if device.arch != 90 or not {*widths} <= {64, 128}:
+    if not device.warpgroups or not {*widths} <= {*GROUP_HEAD_DIMS}:
         return ()
-    what = "k" * variant.first + "v" * variant.second if variant.keys else "q" * variant.first
-    return SM90_TILES.get((what, max(widths)), ())
+    if variant.first or variant.second:
+        what = "k" * variant.first + "v" * variant.second if variant.keys else "q"
+    else:
+        what = "pairs" if variant.pairs else "sums"
+    arrays = variant.forward.mask or variant.forward.bias
+    found = GROUP_TILES.get((what, max(widths), "arrays")) if arrays else None
+    return found or GROUP_TILES[what, max(widths)]
 
 
 def _sm80_tiles(variant: BackwardVariant) -> tuple[Tile, ...]:

@@ -49,19 +49,45 @@ def _tile(
     return Tile(own, others, warps, WARP, 0, step, blocks, stages, split)
 
 
-def _groups(own: int, others: int, *, blocks: int = 1) -> Tile:
+def _groups(own: int, others: int, *, blocks: int = 1, stages: int = 2) -> Tile:
     """Return a tile whose warps multiply in fours, each with 64 own rows or keys."""
-    return Tile(own, others, own // 16, WARP, 0, others, blocks, 2, groups=True)
+    return Tile(own, others, own // 16, WARP, 0, others, blocks, stages, groups=True)
 
 
-# The same as below where warpgroups multiply: on sm_90.
-SM90_TILES = {
-    ("q", 64): (_groups(128, 64, blocks=2),),
-    ("q", 128): (_groups(128, 64),),
-    ("kv", 64): (_groups(128, 64),),
-    ("kv", 128): (_groups(128, 64),),
+# (what the pass computes, head dim) -> tiles of warpgroups (wgmma), where the GPU has them and each of the two
+# head dims is one of these: the fastest first. "pairs" are those of a bias that entries share, "sums" what rows
+# add to numbers. With a mask or a bias two blocks of 128 keys beat four of 64 at d = 64 (4.7 and 5.6 ms).
+GROUP_HEAD_DIMS = (64, 128)
+# As SM80_WIDER, beside warpgroups: at d = 96 10 ms instead of 12.5.
+GROUP_WIDER = {96: 128}
+GROUP_TILES = {
+    ("q", 64): (_groups(64, 64, blocks=4),),
+    ("q", 64, "arrays"): (
+        _groups(64, 128, blocks=3),
+        _groups(64, 128, blocks=2),
+        _groups(64, 64, blocks=2),
+        _groups(64, 64),
+    ),
+    ("q", 128): (_groups(64, 64, blocks=3), _groups(64, 64, blocks=2), _groups(128, 64)),
+    ("kv", 64): (_groups(64, 128, blocks=2), _groups(64, 64, blocks=3), _groups(64, 64, blocks=2)),
+    ("kv", 128): (_groups(64, 64, blocks=2), _groups(128, 64)),
+    ("k", 64): (_groups(64, 64, blocks=3), _groups(64, 64, blocks=2)),
+    ("k", 128): (_groups(64, 64, blocks=3), _groups(64, 64, blocks=2), _groups(128, 64)),
+    ("v", 64): (_groups(64, 64, blocks=3), _groups(64, 64, blocks=2)),
+    ("v", 128): (_groups(64, 64, blocks=3), _groups(64, 64, blocks=2), _groups(128, 64)),
+    ("pairs", 64): (
+        _groups(64, 128, blocks=3, stages=1),
+        _groups(64, 128, blocks=2, stages=1),
+        _groups(64, 64, stages=1),
+    ),
+    ("pairs", 128): (
+        _groups(64, 128, blocks=2, stages=1),
+        _groups(64, 64, blocks=2, stages=1),
+        _groups(64, 64, stages=1),
+    ),
+    ("sums", 64): (_groups(64, 64, blocks=3), _groups(64, 64, blocks=2)),
+    ("sums", 128): (_groups(64, 64, blocks=2), _groups(64, 64)),
 }
-
 
 # (what the pass computes, head-dim bucket of its gradients) -> tiles, the fastest first: the first
 # that fits is taken. All lists but those of "kv" end with one that fits on every GPU from sm_80 on,

@@ -162,6 +162,7 @@ def name(variant: BackwardVariant) -> str:
     tile = variant.tile
     shape = f"{tile.block_m}x{tile.block_n}"
     if variant.family == "sm80":
-        shape += f"/{tile.chunk_n} stages:{tile.stages} split:{tile.split}"
+        how = "groups" if tile.groups else f"split:{tile.split}"
+        shape += f"/{tile.chunk_n} stages:{tile.stages} {how}"
     side = "keys" if variant.keys else "rows"
     return f"{', '.join(variant.gradients)} of {side} {shape}"

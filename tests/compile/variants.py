@@ -17,7 +17,7 @@ from cupy_flash.problem import make_problem
 from cupy_flash.select import HEAD_DIM_BUCKETS, choose
 from cupy_flash.softmaxes.problem import make_softmax_problem
 from cupy_flash.softmaxes.select import ROW_TILES, STAGES, SoftmaxVariant, choose_softmax
-from cupy_flash.source import ELEMENT_TYPES, AnyVariant, source
+from cupy_flash.source import ELEMENT_TYPES, AnyVariant, source, target
 from cupy_flash.variant import Variant
 from nvrtc import Compiler
 
@@ -238,7 +238,7 @@ class Report:
 
 def compile_report(variant: AnyVariant, compiler: Compiler) -> Report:
     """Compile a variant and read ptxas' log; raise nvrtc.CompilationError if it doesn't compile."""
-    options = (*OPTIONS, *CUPY_OPTIONS, "--ptxas-options=-v", f"-arch=sm_{variant.arch}")
+    options = (*OPTIONS, *CUPY_OPTIONS, "--ptxas-options=-v", f"-arch=sm_{target(variant)}")
     log = compiler.compile(source(variant), f"{variant.entry}.cu", options)
     (registers,) = re.findall(r"Used (\d+) registers", log)
     ((stack, stores, loads),) = re.findall(

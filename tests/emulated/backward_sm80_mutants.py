@@ -177,7 +177,7 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     "hidden pairs have dS": sm80(
         SCORES, "dp = !kChooses || visible ? dS : 0.0f;", "dp = dS;", ["hidden NaN"]
     ),
-    "hidden pairs have P": sm80(SCORES, "s = visible ? P : 0.0f;", "s = P;", ["causal keys"]),
+    "hidden pairs have P": sm80(SCORES, "s = visible ? P : (", "s = true ? P : (", ["causal keys"]),
     "rows have the block's first statistics": sm80(
         SCORES, "block.work().statistics + block.warp_row()", "block.work().statistics", ["rows"]
     ),

@@ -23,7 +23,7 @@ from sampled_params import some
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
 Array = np.ndarray[Any, Any]
-ARCHES = (80, 86, 90)
+ARCHES = (80, 86, 90, 100)
 # Thread schedule, blocks of the grid, their order.
 WAYS = ((0, None, 0), (3, 1, 0), (4, 2, 1))
 # For problems whose gradients several blocks write.
@@ -84,6 +84,9 @@ def reachable() -> Iterator[tuple[Any, ...]]:
                 continue
             variant = BackwardVariant(forward, keys, first, second, bias_sums=sums)
             yield kind_of(with_tile(variant, assumed(arch)))
+            if sums and not keys and bias:
+                pairs = replace(variant, bias_sums=False, pairs="float32")
+                yield kind_of(with_tile(pairs, assumed(arch)))
 
 
 def attention_passes(directed: Directed) -> passes.Passes:

@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from backward_group_mutants import BACKWARD_GROUP_MUTANTS
 from backward_problems import Backward
 from backward_shared_mutants import BACKWARD_SHARED_MUTANTS
 from backward_sm80_cases import PLAIN
@@ -37,64 +38,72 @@ Q, KV, BIAS = ("q",), ("k", "v"), ("bias",)
 
 # The problem, what is asked for, and the GPU that decides on the tiles.
 CASES: dict[str, tuple[Case, tuple[str, ...], int]] = {
-    "rows": (ROWS, Q, 90),
-    "negative scale": (replace(SMALL, scale=-0.4), Q, 90),
-    "keys": (KEYS, KV, 90),
-    "NaN above": (replace(PLAIN, n=70, causal=True, offset=-70, poison=True), KV, 90),
+    "rows": (ROWS, Q, 100),
+    "negative scale": (replace(SMALL, scale=-0.4), Q, 100),
+    "keys": (KEYS, KV, 100),
+    "NaN above": (replace(PLAIN, n=70, causal=True, offset=-70, poison=True), KV, 100),
     "rows in one step": (replace(SMALL, n=140, d=128, p=128), Q, 86),
     "keys in one stage": (
         replace(PLAIN, n=70, d=64, p=64, bias="pairs", bias_dtype="float16"),
         KV,
         80,
     ),
-    "split": (SPLIT, KV, 90),
-    "split, causal": (replace(SPLIT, causal=True), KV, 90),
-    "split in one stage": (replace(SPLIT, mask="pairs"), KV, 90),
-    "sums in a split": (replace(SPLIT, m=100, bias="keys"), (*KV, "bias"), 90),
-    "mask of keys": (replace(KEYS, m=200, mask="pairs"), KV, 90),
-    "bias of rows": (replace(PLAIN, n=304, bias="pairs", bias_dtype="float16"), Q, 90),
-    "heads": (HEADS, ("k",), 90),
-    "rows of heads": (HEADS, Q, 90),
-    "batch shares": (replace(TURNS, squeeze=True), ("k",), 90),
-    "entries in turns": (TURNS, Q, 90),
-    "no keys": (replace(SMALL, causal=True, offset=-200), Q, 90),
-    "no entries": (replace(SMALL, batch=(0,), squeeze=True), KV, 90),
-    "hidden NaN": (replace(PLAIN, mask="pairs"), Q, 90),
-    "hidden NaN of dO": (replace(PLAIN, mask="pairs"), ("v",), 90),
+    "split": (SPLIT, KV, 100),
+    "split, causal": (replace(SPLIT, causal=True), KV, 100),
+    "split in one stage": (replace(SPLIT, mask="pairs"), KV, 100),
+    "sums in a split": (replace(SPLIT, m=100, bias="keys"), (*KV, "bias"), 100),
+    "mask of keys": (replace(KEYS, m=200, mask="pairs"), KV, 100),
+    "bias of rows": (replace(PLAIN, n=304, bias="pairs", bias_dtype="float16"), Q, 100),
+    "heads": (HEADS, ("k",), 100),
+    "rows of heads": (HEADS, Q, 100),
+    "batch shares": (replace(TURNS, squeeze=True), ("k",), 100),
+    "entries in turns": (TURNS, Q, 100),
+    "no keys": (replace(SMALL, causal=True, offset=-200), Q, 100),
+    "no entries": (replace(SMALL, batch=(0,), squeeze=True), KV, 100),
+    "hidden NaN": (replace(PLAIN, mask="pairs"), Q, 100),
+    "hidden NaN of dO": (replace(PLAIN, mask="pairs"), ("v",), 100),
     "hidden NaN in one step": (replace(PLAIN, d=96, p=96, mask="pairs"), Q, 86),
-    "bias hides NaN": (replace(PLAIN, bias="pairs"), Q, 90),
-    "scale of hidden NaN": (replace(SMALL, mask="pairs"), ("scale",), 90),
-    "shared bias hides NaN": (replace(HEADS, bias="pairs"), BIAS, 90),
-    "shared bias": (SHARED, BIAS, 90),
+    "bias hides NaN": (replace(PLAIN, bias="pairs"), Q, 100),
+    "scale of hidden NaN": (replace(SMALL, mask="pairs"), ("scale",), 100),
+    "shared bias hides NaN": (replace(HEADS, bias="pairs"), BIAS, 100),
+    "shared bias": (SHARED, BIAS, 100),
     "shared bias of a window": (
         replace(SHARED, causal=False, window=(20, 20), offset=230),
         BIAS,
-        90,
+        100,
     ),
     "own pairs": (
         replace(SMALL, m=140, n=300, bias="pairs", causal=True, offset=20),
         ("q", "bias"),
-        90,
+        100,
     ),
     "own pairs of a window": (
         replace(SMALL, n=300, bias="pairs", window=(20, 20), offset=230),
         ("q", "bias"),
-        90,
+        100,
     ),
-    "scale": (replace(PLAIN, n=75, scale=-0.4), ("scale",), 90),
-    "causal": (replace(PLAIN, causal=True), Q, 90),
-    "causal keys": (replace(KEYS, causal=True, offset=0), KV, 90),
-    "window": (replace(KEYS, window=(60, 20), offset=0), KV, 90),
-    "window of keys": (replace(KEYS, batch=(2,), window=(60, 20), lengths="q"), KV, 90),
-    "softcap": (replace(SMALL, softcap=1.5), Q, 90),
-    "keys of a bias": (replace(SMALL, bias="keys", softcap=1.5), BIAS, 90),
-    "pairs under a cap": (replace(SMALL, bias="pairs", softcap=1.5), ("q", "bias"), 90),
-    "alibi": (replace(HEADS, n=200, alibi="heads", offset=9), ("alibi_slopes",), 90),
-    "alibi of keys": (replace(KEYS, alibi="one", offset=9), KV, 90),
-    "slopes": (replace(HEADS, alibi="full", offset=9), ("alibi_slopes",), 90),
-    "dlse": (SMALL, Q, 90),
-    "wide dO": (SMALL, Q, 90),
-    "sinks": (replace(HEADS, sinks="heads", causal=True, offset=-30), ("sinks",), 90),
+    "scale": (replace(PLAIN, n=75, scale=-0.4), ("scale",), 100),
+    "causal": (replace(PLAIN, causal=True), Q, 100),
+    "causal keys": (replace(KEYS, causal=True, offset=0), KV, 100),
+    "window": (replace(KEYS, window=(60, 20), offset=0), KV, 100),
+    "window of keys": (replace(KEYS, batch=(2,), window=(60, 20), lengths="q"), KV, 100),
+    "softcap": (replace(SMALL, softcap=1.5), Q, 100),
+    "keys of a bias": (replace(SMALL, bias="keys", softcap=1.5), BIAS, 100),
+    "pairs under a cap": (replace(SMALL, bias="pairs", softcap=1.5), ("q", "bias"), 100),
+    "alibi": (replace(HEADS, n=200, alibi="heads", offset=9), ("alibi_slopes",), 100),
+    "alibi of keys": (replace(KEYS, alibi="one", offset=9), KV, 100),
+    "slopes": (replace(HEADS, alibi="full", offset=9), ("alibi_slopes",), 100),
+    "dlse": (SMALL, Q, 100),
+    "wide dO": (SMALL, Q, 100),
+    "groups of rows": (replace(PLAIN, n=300, d=64, p=64), Q, 90),
+    "groups of keys": (replace(PLAIN, m=300, d=64, p=64), KV, 90),
+    "groups at 128": (replace(SMALL, n=140, d=128, p=128), ("q", "k", "v"), 90),
+    "two groups": (replace(PLAIN, m=70, d=128, p=128, bias="pairs"), KV, 90),
+    "groups, NaN above": (replace(PLAIN, d=64, p=64, causal=True, poison=True), ("q", "k"), 90),
+    "groups, causal": (replace(PLAIN, d=64, p=64, causal=True, offset=9), ("q", "k", "v"), 90),
+    "groups, hidden NaN": (replace(PLAIN, d=64, p=64, mask="pairs"), Q, 90),
+    "groups of a shared bias": (replace(SHARED, d=64, p=64), BIAS, 90),
+    "sinks": (replace(HEADS, sinks="heads", causal=True, offset=-30), ("sinks",), 100),
 }
 # Thread schedule, blocks of the grid, their order.
 WAYS = ((0, None, 0), (3, 1, 0), (4, 2, 1))
@@ -179,6 +188,7 @@ def test_kernels_without_a_defect_pass(name: str) -> None:
 MUTANTS = (
     BACKWARD_SM80_MUTANTS
     | BACKWARD_SM80_MEMORY_MUTANTS
+    | BACKWARD_GROUP_MUTANTS
     | {f"shared: {name}": mutant for name, mutant in BACKWARD_SHARED_MUTANTS.items()}
 )
 

@@ -55,7 +55,8 @@ const char* run_blocks(Block& block, const unsigned* blocks, unsigned count) {
     shared.poison();
     proxy.begin_block();
     for (GroupProducts& products : group_products) products.clear();
-    if (!block.run(&Kernel<Params>::run_thread) || !shared.guards_intact()) return state.message;
+    const bool ran = block.run(&Kernel<Params>::run_thread);
+    if (!ran || !shared.guards_intact() || !groups_agree()) return state.message;
   }
   return nullptr;
 }

@@ -126,16 +126,19 @@ class GroupProducts {
     pending_.clear();
     sums_.clear();
     groups_ = 0;
+    started_ = 0;
     begun_ = false;
   }
 
   bool empty() const { return pending_.empty(); }
   bool begun() const { return begun_; }
+  unsigned long long started() const { return started_; }
   void begin() { begun_ = true; }
   void commit() { ++groups_; }
 
   void start(GroupProduct product) {
     product.group = groups_;
+    ++started_;
     if (state.copies_land_early) {
       product.compute(product, product.d);
     } else if (find(product.d) == nullptr) {
@@ -187,6 +190,7 @@ class GroupProducts {
   std::vector<GroupProduct> pending_;
   std::vector<Sums> sums_;
   unsigned long long groups_ = 0;
+  unsigned long long started_ = 0;
   bool begun_ = false;
 };
 
@@ -246,6 +250,19 @@ void multiply_group(Site site, float (&d)[kTiles][4], unsigned long long a, unsi
   start_group_product(GroupProduct{site, d[0], kTiles, true, {}, a, b, false, adds, 0,
                                    &compute_group_product<Format>},
                       nullptr);
+}
+
+// Whether the warps of each four have issued as many products: hardware wants all four at each. False if not.
+inline bool groups_agree() {
+  constexpr unsigned kGroup = 4 * kLanes;
+  for (unsigned thread = 0; thread < state.block_threads; ++thread) {
+    const unsigned long long first = group_products[thread / kGroup * kGroup].started();
+    if (group_products[thread].started() == first) continue;
+    record_failure("the warps of group %u issued %llu and %llu wgmma: all four take part in each",
+                   thread / kGroup, first, group_products[thread].started());
+    return false;
+  }
+  return true;
 }
 
 // Its sums would be read before they are there.
