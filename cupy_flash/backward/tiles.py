@@ -76,7 +76,6 @@ GROUP_TILES = {
     ("v", 64): (_groups(64, 64, blocks=3), _groups(64, 64, blocks=2)),
     ("v", 128): (_groups(64, 64, blocks=3), _groups(64, 64, blocks=2), _groups(128, 64)),
     ("pairs", 64): (
-        _groups(64, 128, blocks=3, stages=1),
         _groups(64, 128, blocks=2, stages=1),
         _groups(64, 64, stages=1),
     ),
