@@ -17,6 +17,7 @@
 #include "schedule.cuh"
 #include "score.cuh"
 #include "score_arrays.cuh"
+#include "simt_backward_gradients.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 #include "types.cuh"
@@ -525,8 +526,7 @@ __device__ __forceinline__ void end_entry(const BackwardParams& params, const Bl
 // Adds what one entry gives to the gradients of a tile.
 template <class Config, class Block>
 __device__ __forceinline__ void add_entry(const BackwardParams& params, const Block& block,
-                                          bool careful, typename Block::First& G1,
-                                          typename Block::Second& G2) {
+                                          bool careful, TileGradients<Config, Block>& G) {
   constexpr bool kScores = Block::kScores;
   constexpr bool kFirst = Config::kFirst;
   constexpr bool kSecond = Config::kSecond;
@@ -539,6 +539,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
   long long other = Block::tile_of(block.work().others.begin);
   columns1.fetch(other, 0);
   for (; other < block.work().others.end; other += Block::kBlockN) {
+    if (G.ends_span(block, other)) G.end_span(params, block);
     const auto next_tile = [&] { columns1.fetch(other + Block::kBlockN, 0); };
     const auto then_first = [&] {
       if constexpr (kFirst) {
@@ -570,70 +571,37 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
     TilePairs<Config>(params, block, other).compute(dP);
     // Read by other lanes after the barrier that the first chunk needs.
     if constexpr (kSecond) {
-      rows2.multiply(other, careful, G2, then_first);
+      rows2.multiply(other, careful, G.second, then_first);
       if constexpr (kFirst) block.write_pairs(dP);
     }
-    if constexpr (kFirst) rows1.multiply(other, careful, G1, next_tile);
-  }
-}
-
-// Writes a thread's part of a gradient.
-template <class T, class Block, class Gradient>
-__device__ __forceinline__ void store_gradient(const Block& block, const Operand& target,
-                                               const OwnTile& tile, long long columns,
-                                               typename Block::A factor_q,
-                                               typename Block::A factor_s, Gradient& G) {
-  T* gradient = own_entry_of<T>(target, tile);
-#pragma unroll
-  for (int r = 0; r < Block::kRows; ++r) {
-    const long long own = tile.begin + block.row_of(r);
-    if (own >= tile.end) continue;
-#pragma unroll
-    for (int c = 0; c < Gradient::kColumns; ++c) {
-      const int column = block.template column_of<Gradient::kColumns>(c);
-      if (column < columns) {
-        store_global(gradient + own * target.row + column * target.column,
-                     Round<T>::from(G(r, c) * factor_q * factor_s));
-      }
-    }
+    if constexpr (kFirst) rows1.multiply(other, careful, G.first, next_tile);
   }
 }
 
 template <class Config>
 __device__ __forceinline__ void backward_simt(const BackwardParams& params) {
-  using A = typename Config::Accumulate;
   using Block = GradientBlock<Config>;
-  const Params& forward = params.forward;
   const Block block;
   BackwardSchedule<Config> schedule(params);
   OwnTile tile;
   while (schedule.next(tile)) {
-    typename Block::First G1;
-    typename Block::Second G2;
+    TileGradients<Config, Block> G;
     bool careful = false;
     for (;;) {
-      G1.clear();
-      G2.clear();
+      G.clear();
       for (long long share = 0; share < params.shares; ++share) {
         begin_entry<Config>(params, schedule, block, share);
-        add_entry<Config>(params, block, careful, G1, G2);
+        add_entry<Config>(params, block, careful, G);
         end_entry<Config>(params, block);
       }
       if (careful) break;
-      careful = needs_care<Config>(finite(G1) && finite(G2));
+      careful = needs_care<Config>(G.finite());
       if (!careful) break;
     }
     const OwnTile done = schedule.current();
     if (Config::kPairs && params.shares == 0) {
       TilePairs<Config>::clear(params, block, done, done.chunk.begin, done.chunk.end);
     }
-    if constexpr (Config::kFirst) {
-      store_gradient<typename Sides<Config>::template Own<1>>(
-          block, Config::kOfKeys ? params.dk : params.dq, done, forward.d,
-          static_cast<A>(forward.scale_q), static_cast<A>(forward.scale_s), G1);
-    }
-    if constexpr (Config::kSecond) {
-      store_gradient<typename Config::VType>(block, params.dv, done, forward.p, A(1), A(1), G2);
-    }
+    G.store(params, block, done);
   }
 }
