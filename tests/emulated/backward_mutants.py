@@ -5,6 +5,8 @@ from __future__ import annotations
 from mutants import Mutant
 
 SIMT = "backward_simt.cuh"
+LOADS = "simt_backward_loads.cuh"
+PAIRS = "simt_backward_pairs.cuh"
 GRADIENTS = "simt_backward_gradients.cuh"
 NAIVE = "backward_naive.cuh"
 PAIR = "backward_pair.cuh"
@@ -37,7 +39,7 @@ BACKWARD_MUTANTS = {
         SIMT, "share < params.shares;", "share < params.shares - 1;", ["heads"]
     ),
     "only the first chunk of others is summed": Mutant(
-        SIMT,
+        LOADS,
         "j < count; j += Block::kChunkN",
         "j < minimum(count, Block::kChunkN); j += Block::kChunkN",
     ),
@@ -66,7 +68,7 @@ BACKWARD_MUTANTS = {
         PAIR, "Convert<A>::from(load_global(target)) + dy", "dy", ["shared bias"], "naive"
     ),
     "the second entry replaces the first": Mutant(
-        SIMT,
+        PAIRS,
         "if (work.first) {\n      store_global(target",
         "if (true) {\n      store_global(target",
         ["shared bias"],
@@ -138,7 +140,7 @@ BACKWARD_MUTANTS = {
     "lanes read dx before it is written": Mutant(
         SIMT, "if constexpr (kFirst) block.write_pairs(dP);", ""
     ),
-    "rows don't take turns": Mutant(SIMT, "X(kRows - 1, j) = front;", "", ["mask"]),
+    "rows don't take turns": Mutant(PAIRS, "X(kRows - 1, j) = front;", "", ["mask"]),
     "the next entry is told while the last one is read": Mutant(
         SIMT,
         "  __syncthreads();\n  if (threadIdx.x == 0) {\n    const Params& forward",
