@@ -6,6 +6,7 @@
 #include "backward_schedule.cuh"
 #include "schedule.cuh"
 #include "score.cuh"
+#include "simt_threads.cuh"
 #include "tile.cuh"
 #include "types.cuh"
 
@@ -27,8 +28,12 @@ struct EntryWork {
 constexpr int kWorkBytes = 320;
 
 template <class Config>
-struct GradientBlock {
+struct GradientBlock
+    : SimtThreads<typename Config::Accumulate, Config::kThreadsM, Config::kThreadsN> {
   using A = typename Config::Accumulate;
+  using Threads = SimtThreads<A, Config::kThreadsM, Config::kThreadsN>;
+  using Threads::other_of;
+  using Threads::row_of;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
   static constexpr int kThreadsM = Config::kThreadsM;
@@ -38,7 +43,7 @@ struct GradientBlock {
   static constexpr int kHeadDimV = Config::kHeadDimV;
   static constexpr int kChunkD = Config::kChunkD;
   static constexpr int kChunkN = Config::kChunkN;
-  static constexpr int kVector = Vector<A>::kSize;
+  static constexpr int kVector = Threads::kVector;
   static constexpr int kRows = kBlockM / kThreadsM;
   static constexpr int kOthers = kBlockN / kThreadsN;
   static constexpr int kWidest = kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV;
@@ -73,13 +78,8 @@ struct GradientBlock {
   static_assert(kChunkD % kVector == 0 && kChunkN % kVector == 0, "chunks are read in vectors");
 
   A* shared;
-  int thread_m;
-  int thread_n;
 
-  __device__ __forceinline__ GradientBlock()
-      : shared(reinterpret_cast<A*>(shared_memory())),
-        thread_m(threadIdx.x / kThreadsN),
-        thread_n(threadIdx.x % kThreadsN) {}
+  __device__ __forceinline__ GradientBlock() : shared(reinterpret_cast<A*>(shared_memory())) {}
 
   __device__ __forceinline__ OwnShared<kHeadDim> own1() const { return {shared}; }
   __device__ __forceinline__ OwnShared<kHeadDimV> own2() const {
@@ -104,77 +104,12 @@ struct GradientBlock {
     return other & -static_cast<long long>(kBlockN);
   }
 
-  __device__ __forceinline__ int row_of(int r) const { return thread_m + r * kThreadsM; }
-  __device__ __forceinline__ int other_of(int j) const { return thread_n + j * kThreadsN; }
-
-  // The columns that a thread has of kColumns x kThreadsN: pieces that it reads at once, kThreadsN apart.
-  template <int kColumns>
-  static constexpr int kPack = kColumns < kVector ? kColumns : kVector;
-  template <int kColumns>
-  __device__ __forceinline__ int column_of(int c) const {
-    constexpr int pack = kPack<kColumns>;
-    return (c / pack * kThreadsN + thread_n) * pack + c % pack;
-  }
-
   // The thread's elements of the tile of pairs.
   __device__ __forceinline__ void write_pairs(Pairs& X) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int j = 0; j < kOthers; ++j) *pairs().at(row_of(r), other_of(j)) = X(r, j);
-    }
-  }
-
-  // X += own[:, column : column + kChunkD] others^T for the chunk of others in the stage.
-  template <class Own>
-  __device__ __forceinline__ void product_of_columns(const Own& own, int column, Pairs& X) const {
-    const ColumnTile others = {stage()};
-#pragma unroll 1
-    for (int x = 0; x < kChunkD; x += kVector) {
-      Pack<A, kVector> y[kOthers];
-#pragma unroll
-      for (int j = 0; j < kOthers; ++j) y[j] = others.template read<kVector>(other_of(j), x);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const Pack<A, kVector> o = own.template read<kVector>(row_of(r), column + x);
-#pragma unroll
-        for (int j = 0; j < kOthers; ++j) {
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) {
-            X(r, j) = multiply_add(o.value[e], y[j].value[e], X(r, j));
-          }
-        }
-      }
-    }
-  }
-
-  // G += pairs[:, other : other + kChunkN] others for the chunk of others in the stage.
-  template <class Gradient>
-  __device__ __forceinline__ void product_of_rows(int other, Gradient& G) const {
-    constexpr int kColumns = Gradient::kColumns;
-    constexpr int pack = kPack<kColumns>;
-    const SharedTile<A, kColumns * kThreadsN> others = {stage()};
-#pragma unroll 1
-    for (int j = 0; j < kChunkN; j += kVector) {
-      Pack<A, kVector> weight[kRows];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        weight[r] = pairs().template read<kVector>(row_of(r), other + j);
-      }
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-#pragma unroll
-        for (int c = 0; c < kColumns; c += pack) {
-          const Pack<A, pack> y = others.template read<pack>(j + e, column_of<kColumns>(c));
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-            for (int x = 0; x < pack; ++x) {
-              G(r, c + x) = multiply_add(weight[r].value[e], y.value[x], G(r, c + x));
-            }
-          }
-        }
-      }
     }
   }
 };

@@ -34,6 +34,7 @@ struct ColumnLoads {
       return block.own2();
     }
   }
+  __device__ __forceinline__ typename Block::ColumnTile stage() const { return {block.stage()}; }
   // A power of two.
   __device__ __forceinline__ A factor() const {
     return kNumber == 1 ? static_cast<A>(params.forward.scale_q) : A(1);
@@ -52,7 +53,7 @@ struct ColumnLoads {
 
   __device__ __forceinline__ void store() const {
     if constexpr (!Block::kResident) own.store(own_shared(), factor());
-    others.store(typename Block::ColumnTile{block.stage()}, A(1));
+    others.store(stage(), A(1));
   }
 
   // Brings all columns of own rows that stay.
@@ -81,7 +82,7 @@ struct ColumnLoads {
       } else {
         after();
       }
-      block.product_of_columns(own_shared(), Block::kResident ? x : 0, X);
+      block.product_of_columns(own_shared(), Block::kResident ? x : 0, stage(), X);
       __syncthreads();
       x += Block::kChunkD;
     } while (kChunks && x < columns);
@@ -152,7 +153,7 @@ struct RowLoads {
       } else {
         after();
       }
-      block.product_of_rows(j, G);
+      block.template product_of_rows<Block::kChunkN>(block.pairs(), j, stage, G);
       __syncthreads();
     }
   }
