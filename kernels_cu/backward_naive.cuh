@@ -84,8 +84,19 @@ template <class Config>
 struct NaiveSums {
   using A = typename Config::Accumulate;
   using Gradient = RegisterTile<A, 1, kColumnsPerLane>;
-  Gradient first;   // columns of dq or dk
-  Gradient second;  // of dv
+  // Columns of a gradient: the sum of the spans that have ended, and that of the one at hand.
+  struct Sum {
+    Gradient spans;
+    Gradient span;
+
+    __device__ __forceinline__ void end_span() {
+#pragma unroll
+      for (int c = 0; c < kColumnsPerLane; ++c) spans(0, c) += span(0, c);
+      span.clear();
+    }
+  };
+  Sum first;   // of dq or dk
+  Sum second;  // of dv
 
   // The gradients of pairs where nothing is added.
   static __device__ __forceinline__ void clear_pairs(const BackwardParams& params,
@@ -118,14 +129,16 @@ struct NaiveSums {
         if (!__shfl_sync(0xffffffffu, static_cast<int>(visible), j)) continue;
         if (Config::kFirst) {
           const A dx = __shfl_sync(0xffffffffu, own_pair.dx, j);
-          accumulate<1>(first, dx, work, begin + j, column);
+          accumulate<1>(first.span, dx, work, begin + j, column);
         }
         if (Config::kSecond) {
           const A P = __shfl_sync(0xffffffffu, own_pair.P, j);
-          accumulate<2>(second, P, work, begin + j, column);
+          accumulate<2>(second.span, P, work, begin + j, column);
         }
       }
+      if ((begin + kWarp) % kSpan == 0) end_span();
     }
+    end_span();
     if (Wanted<Config>::kSums > 0 && column == 0) {
       const PairSums<Config> total = sums.template over_lanes<kWarp>();
       if (lane == 0) total.store(work.params, work.entry, work.own);
@@ -134,7 +147,7 @@ struct NaiveSums {
 
   // Writes columns of a row of gradients.
   template <class T>
-  static __device__ __forceinline__ void store(Gradient& sum, const Operand& target,
+  static __device__ __forceinline__ void store(Sum& sum, const Operand& target,
                                                const OwnTile& tile, long long own, long long column,
                                                long long columns, A factor_q, A factor_s, int lane) {
     T* row = own_entry_of<T>(target, tile) + own * target.row;
@@ -142,12 +155,17 @@ struct NaiveSums {
     for (int c = 0; c < kColumnsPerLane; ++c) {
       const long long x = column + lane + c * kWarp;
       if (x < columns) {
-        store_global(row + x * target.column, Round<T>::from(sum(0, c) * factor_q * factor_s));
+        store_global(row + x * target.column, Round<T>::from(sum.spans(0, c) * factor_q * factor_s));
       }
     }
   }
 
  private:
+  __device__ __forceinline__ void end_span() {
+    first.end_span();
+    second.end_span();
+  }
+
   template <int kNumber>
   static __device__ __forceinline__ void accumulate(Gradient& sum, A weight,
                                                     const NaiveGradients<Config>& work,

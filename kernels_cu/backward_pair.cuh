@@ -17,6 +17,10 @@
 #include "tile.cuh"
 #include "types.cuh"
 
+// Others that are summed one after the other, before their sum is added to that of all: one sum of thousands
+// of terms loses as many roundings. A multiple of every tile's kBlockN.
+constexpr int kSpan = 256;
+
 // What is wanted of a launch.
 template <class Config>
 struct Wanted {

@@ -12,13 +12,17 @@
 #include "schedule.cuh"
 #include "score.cuh"
 #include "score_arrays.cuh"
+#include "simt_threads.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 #include "types.cuh"
 
 template <class Config>
-struct SimtBlock {
+struct SimtBlock
+    : SimtThreads<typename Config::Accumulate, Config::kThreadsM, Config::kThreadsN> {
   using A = typename Config::Accumulate;
+  using Threads = SimtThreads<A, Config::kThreadsM, Config::kThreadsN>;
+  using Threads::row_of;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
   static constexpr int kThreadsM = Config::kThreadsM;
@@ -28,12 +32,10 @@ struct SimtBlock {
   static constexpr int kHeadDimV = Config::kHeadDimV;
   static constexpr int kChunkD = Config::kChunkD;
   static constexpr int kChunkN = Config::kChunkN;
-  static constexpr int kVector = Vector<A>::kSize;
+  static constexpr int kVector = Threads::kVector;
   static constexpr int kRows = kBlockM / kThreadsM;
   static constexpr int kKeys = kBlockN / kThreadsN;
   static constexpr int kColumns = kHeadDimV / kThreadsN;
-  // Columns of V that a thread reads at once; its columns are kPack wide pieces, kThreadsN apart.
-  static constexpr int kPack = kColumns < kVector ? kColumns : kVector;
 
   using Scores = RegisterTile<A, kRows, kKeys>;
   using Output = RegisterTile<A, kRows, kColumns>;
@@ -58,11 +60,8 @@ struct SimtBlock {
   PTile P;
   KTile K;
   VTile V;
-  int thread_m;
-  int thread_n;
 
-  __device__ __forceinline__ SimtBlock()
-      : thread_m(threadIdx.x / kThreadsN), thread_n(threadIdx.x % kThreadsN) {
+  __device__ __forceinline__ SimtBlock() {
     A* shared = reinterpret_cast<A*>(shared_memory());
     Q.data = shared;
     P.data = Q.data + kBlockM * QTile::kPitch;
@@ -70,11 +69,7 @@ struct SimtBlock {
     V.data = K.data;
   }
 
-  __device__ __forceinline__ int row_of(int r) const { return thread_m + r * kThreadsM; }
-  __device__ __forceinline__ int key_of(int j) const { return thread_n + j * kThreadsN; }
-  __device__ __forceinline__ int column_of(int c) const {
-    return (c / kPack * kThreadsN + thread_n) * kPack + c % kPack;
-  }
+  __device__ __forceinline__ int key_of(int j) const { return this->other_of(j); }
 
   // The thread's elements of P.
   __device__ __forceinline__ void write_p(Scores& S) const {
@@ -89,51 +84,6 @@ struct SimtBlock {
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int j = 0; j < kKeys; ++j) S(r, j) = *P.at(row_of(r), key_of(j));
-    }
-  }
-
-  // S += Q[:, column : column + kChunkD] K^T for the chunk of K in the stage.
-  __device__ __forceinline__ void product_qk(int column, Scores& S) const {
-#pragma unroll 1
-    for (int x = 0; x < kChunkD; x += kVector) {
-      Pack<A, kVector> k[kKeys];
-#pragma unroll
-      for (int j = 0; j < kKeys; ++j) k[j] = K.template read<kVector>(key_of(j), x);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const Pack<A, kVector> q = Q.template read<kVector>(row_of(r), column + x);
-#pragma unroll
-        for (int j = 0; j < kKeys; ++j) {
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) {
-            S(r, j) = multiply_add(q.value[e], k[j].value[e], S(r, j));
-          }
-        }
-      }
-    }
-  }
-
-  // O += P[:, key : key + kChunkN] V for the chunk of V in the stage.
-  __device__ __forceinline__ void product_pv(int key, Output& O) const {
-#pragma unroll 1
-    for (int j = 0; j < kChunkN; j += kVector) {
-      Pack<A, kVector> p[kRows];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) p[r] = P.template read<kVector>(row_of(r), key + j);
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-#pragma unroll
-        for (int c = 0; c < kColumns; c += kPack) {
-          const Pack<A, kPack> v = V.template read<kPack>(j + e, column_of(c));
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-            for (int x = 0; x < kPack; ++x) {
-              O(r, c + x) = multiply_add(p[r].value[e], v.value[x], O(r, c + x));
-            }
-          }
-        }
-      }
     }
   }
 };
@@ -245,7 +195,7 @@ __device__ __forceinline__ void attend(const Params& params, const Schedule<Conf
       } else {
         next_v.template fetch<kLeft>(v, key, keys.end, 0, params.p, keys.begin);
       }
-      block.product_qk(x, S);
+      block.product_of_columns(block.Q, x, block.K, S);
       __syncthreads();
       x += Block::kChunkD;
     } while (kChunks && x < params.d);
@@ -277,7 +227,7 @@ __device__ __forceinline__ void attend(const Params& params, const Schedule<Conf
       } else {
         next_k.template fetch<kLeft>(k, key + Block::kBlockN, keys.end, 0, params.d, keys.begin);
       }
-      block.product_pv(j, O);
+      block.template product_of_rows<Block::kChunkN>(block.P, j, block.V, O);
       __syncthreads();
     }
   }
@@ -298,7 +248,7 @@ __device__ __forceinline__ void store_rows(const Params& params, const Block& bl
     if (row >= tile.row_end) continue;
 #pragma unroll
     for (int c = 0; c < Block::kColumns; ++c) {
-      const int column = block.column_of(c);
+      const int column = block.template column_of<Block::kColumns>(c);
       if (column < params.p) {
         store_global(o + row * params.o.row + column * params.o.column,
                      Round<OType>::from(softmax.template output<OType>(r, O(r, c))));

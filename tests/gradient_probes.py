@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from cupy_flash import reference
+from cupy_flash import accuracy, reference
 from gradient_paths import QKV, Array, GradientPath, allowed, draw_like
 from option_arrays import reduced
 from probe_options import BATCH, HEADS, OPTIONS, M, N, visible
@@ -137,6 +137,40 @@ def check_sums(path: GradientPath, dtype: str, d: int, p: int) -> None:
     assert (by_row <= limits["full"].sum(axis=-1)).all(), "a row's dbias have another sum than 0"
 
 
+def check_many_equal_terms(path: GradientPath, dtype: str, d: int, p: int) -> None:
+    """Thousands of terms are summed in parts: of equal ones a single sum loses the same each time.
+
+    Scores are 0, and values have both signs, so that dS has one size everywhere.
+    """
+    of_sums, of_results = (accuracy.ROUNDING[x] for x in (accuracy.accumulation(dtype), dtype))
+    few = 200 * of_sums + 4 * of_results
+    numbers = 1 + np.arange(max(d, p)) % 8 / 8
+    even = np.arange(d) % 2 == 0
+    of_rows, of_keys, do = (
+        np.where(even, numbers[:d], 0),
+        np.where(even, 0, numbers[:d]),
+        numbers[:p],
+    )
+    for heads, m, n in ((1, 20, 4000), (1, 4000, 20), (200, 20, 20)):
+        sign = 1.0 - 2.0 * (np.arange(n)[:, None] % 2)
+        arrays = (
+            np.broadcast_to(x, (*shape, x.shape[-1])).astype(DTYPES[dtype])
+            for x, shape in (
+                (do, (heads, m)),
+                (of_rows, (heads, m)),
+                (sign * of_keys, (1, n)),
+                (sign * np.ones(p), (1, n)),
+            )
+        )
+        slope = do.sum() / np.sqrt(d)
+        shares = heads * m / n
+        want = {"q": slope * of_keys, "k": slope * shares * sign * of_rows, "v": shares * do}
+        for name, x in path.gradients(*arrays).items():
+            exact = np.broadcast_to(want[name], x.shape)
+            what = f"d{name} of {heads} heads, {m} rows, {n} keys"
+            np.testing.assert_allclose(x.astype(float), exact, few, few, err_msg=what)
+
+
 def check_linearity(path: GradientPath, dtype: str, d: int, p: int) -> None:
     """Gradients of do times a power of two are theirs times it, to the bit."""
     do, q, k, v = problem(dtype, d, p)
@@ -215,6 +249,7 @@ PROBES: dict[str, Probe] = {
     "P2 non-interference": check_non_interference,
     "hidden bias": check_hidden_bias,
     "sums": check_sums,
+    "many equal terms": check_many_equal_terms,
     "linearity": check_linearity,
     "P4 permutations": check_permutations,
     "P8 layouts": check_layouts,

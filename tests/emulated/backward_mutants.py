@@ -5,6 +5,9 @@ from __future__ import annotations
 from mutants import Mutant
 
 SIMT = "backward_simt.cuh"
+LOADS = "simt_backward_loads.cuh"
+PAIRS = "simt_backward_pairs.cuh"
+GRADIENTS = "simt_backward_gradients.cuh"
 NAIVE = "backward_naive.cuh"
 PAIR = "backward_pair.cuh"
 
@@ -27,7 +30,7 @@ BACKWARD_MUTANTS = {
     "the scale's gradient has the scaled q": Mutant(
         PAIR, "scale / static_cast<A>(params.forward.scale_q)", "scale", ["scale"]
     ),
-    "dk and dq lack a factor of the scale": Mutant(SIMT, "G(r, c) * factor_q", "G(r, c)"),
+    "dk and dq lack a factor of the scale": Mutant(GRADIENTS, "sum * factor_q", "sum"),
     # Who takes part.
     "rows of another key head": Mutant(
         PAIR, "entry.head / forward.group", "entry.head % forward.group", ["heads"]
@@ -36,7 +39,7 @@ BACKWARD_MUTANTS = {
         SIMT, "share < params.shares;", "share < params.shares - 1;", ["heads"]
     ),
     "only the first chunk of others is summed": Mutant(
-        SIMT,
+        LOADS,
         "j < count; j += Block::kChunkN",
         "j < minimum(count, Block::kChunkN); j += Block::kChunkN",
     ),
@@ -48,10 +51,10 @@ BACKWARD_MUTANTS = {
         PAIR, "Wanted<Config>::kScores && pair.P != A(0)", "Wanted<Config>::kScores", ["hidden NaN"]
     ),
     "nothing is computed again": Mutant(
-        SIMT, "needs_care<Config>(finite(G1) && finite(G2))", "false", ["hidden NaN"]
+        SIMT, "needs_care<Config>(G.finite())", "false", ["hidden NaN"]
     ),
     "only the first gradient is looked at": Mutant(
-        SIMT, "finite(G1) && finite(G2)", "finite(G1)", ["hidden NaN of dO"]
+        GRADIENTS, "::finite(first) && ::finite(second)", "::finite(first)", ["hidden NaN of dO"]
     ),
     "hidden pairs aren't left out": Mutant(
         NAIVE,
@@ -65,7 +68,7 @@ BACKWARD_MUTANTS = {
         PAIR, "Convert<A>::from(load_global(target)) + dy", "dy", ["shared bias"], "naive"
     ),
     "the second entry replaces the first": Mutant(
-        SIMT,
+        PAIRS,
         "if (work.first) {\n      store_global(target",
         "if (true) {\n      store_global(target",
         ["shared bias"],
@@ -73,13 +76,71 @@ BACKWARD_MUTANTS = {
     "pairs that nobody comes to aren't cleared": Mutant(
         SIMT, "Config::kPairs && work.first", "false", ["shared bias"]
     ),
-    "rows beyond the end are stored": Mutant(SIMT, "if (own >= tile.end) continue;", ""),
-    "columns beyond the end are stored": Mutant(SIMT, "if (column < columns) {", "if (true) {"),
+    "rows beyond the end are stored": Mutant(GRADIENTS, "if (own >= tile.end) continue;", ""),
+    "columns beyond the end are stored": Mutant(GRADIENTS, "(c) < count) {", "(c) < 999) {"),
+    "the pieces of a thread's columns are neighbours": Mutant(
+        GRADIENTS, "? jump : step", "? step : step", ["wide"]
+    ),
+    # Spans.
+    "all others are one span": Mutant(
+        GRADIENTS, "return other % kSpan == 0;", "return false;", ["many equal terms"]
+    ),
+    "entries that share are one span": Mutant(
+        GRADIENTS, "return !work.first;", "return false;", ["many equal terms"]
+    ),
+    "the first span is added to what was there": Mutant(GRADIENTS, "if (stored) sum", "sum"),
+    "a span replaces those before": Mutant(
+        GRADIENTS, "if (stored) sum", "if (false) sum", ["many keys"]
+    ),
+    "the last span is lost": Mutant(
+        GRADIENTS, "sum += load_global", "sum = load_global", ["many keys"]
+    ),
+    "a span of dk or dq is added twice": Mutant(
+        GRADIENTS, "first.clear();\n    }", "}", ["many keys"]
+    ),
+    "a span of dv is added twice": Mutant(GRADIENTS, "second.clear();\n    }", "}", ["many rows"]),
+    "each span is scaled again": Mutant(
+        GRADIENTS,
+        "tile, A(1), A(1));\n      first",
+        "tile, A(0.5), A(1));\n      first",
+        ["many keys"],
+    ),
+    "what spans hold isn't looked at": Mutant(
+        GRADIENTS, "were_finite && ", "", ["hidden NaN of many rows"]
+    ),
+    "only the last span before the end is looked at": Mutant(
+        GRADIENTS,
+        "were_finite = finite();",
+        "were_finite = ::finite(first) && ::finite(second);",
+        ["hidden NaN of many rows"],
+    ),
+    "sums that are computed again are added": Mutant(
+        SIMT,
+        "      G.clear();",
+        "      G.first.clear(), G.second.clear();\n      if (!careful) G.clear();",
+        ["hidden NaN of many rows"],
+    ),
+    "naive: all others are one span": Mutant(
+        NAIVE, "% kSpan == 0) end_span();", "< 0) end_span();", ["many equal terms"], "naive"
+    ),
+    "naive: entries that share are one span": Mutant(
+        NAIVE,
+        "    end_span();\n    if (Wanted",
+        "    if (work.entry.head > 198) end_span();\n    if (Wanted",
+        ["many equal terms"],
+        "naive",
+    ),
+    "naive: the last span is lost": Mutant(
+        NAIVE, "    end_span();\n    if (Wanted", "    if (Wanted", kernel="naive"
+    ),
+    "naive: a span is added twice": Mutant(
+        NAIVE, "      span.clear();", "", ["many keys"], "naive"
+    ),
     # Between threads.
     "lanes read dx before it is written": Mutant(
         SIMT, "if constexpr (kFirst) block.write_pairs(dP);", ""
     ),
-    "rows don't take turns": Mutant(SIMT, "X(kRows - 1, j) = front;", "", ["mask"]),
+    "rows don't take turns": Mutant(PAIRS, "X(kRows - 1, j) = front;", "", ["mask"]),
     "the next entry is told while the last one is read": Mutant(
         SIMT,
         "  __syncthreads();\n  if (threadIdx.x == 0) {\n    const Params& forward",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class Given:
         return self.array
 
 
-def emulated_path(kernel: str) -> GradientPath:
+def emulated_path(kernel: str, folder: Path | None = None, strict: bool = True) -> GradientPath:
     schedules = itertools.cycle(SCHEDULES)
 
     def gradients(
@@ -61,6 +62,7 @@ def emulated_path(kernel: str) -> GradientPath:
         )
         arrays = Arrays(case, Given(q), Given(k), Given(v), **lengths, **small)
         call = Backward(arrays, Given(do), None if dlse is None else Given(dlse), wrt)
-        return attention_backward(call, kernel, schedule=next(schedules)).found
+        how = {"schedule": next(schedules), "folder": folder, "strict": strict}
+        return attention_backward(call, kernel, **how).found
 
     return GradientPath(gradients, kernel)

@@ -36,6 +36,7 @@ class Mutant:
 
 
 SIMT = "forward_simt.cuh"
+THREADS = "simt_threads.cuh"
 NAIVE = "forward_naive.cuh"
 FORWARD_SM80 = "forward_sm80.cuh"
 BLOCK_SM80 = "sm80_block.cuh"
@@ -134,7 +135,7 @@ MUTANTS = {
     "a block computes one tile only": Mutant(
         "schedule.cuh", "number(round) >= params.tiles", "number(round) >= gridDim.x", ["one block"]
     ),
-    "the pieces of a thread's columns overlap": Mutant(SIMT, "* kPack + c % kPack", "* kPack"),
+    "the pieces of a thread's columns overlap": Mutant(THREADS, "* pack + c % pack", "* pack"),
     # Scales.
     "the rest of the scale is lost": Mutant(
         "score.cuh", "return dot * factor;", "return dot;", ["scale", "small scale"]
@@ -191,8 +192,8 @@ MUTANTS = {
     ),
     "no barrier between reading and overwriting K": Mutant(
         SIMT,
-        "block.product_qk(x, S);\n      __syncthreads();",
-        "block.product_qk(x, S);",
+        "block.product_of_columns(block.Q, x, block.K, S);\n      __syncthreads();",
+        "block.product_of_columns(block.Q, x, block.K, S);",
         ["wide"],
     ),
     "no barrier between storing and reading V": Mutant(
@@ -201,12 +202,12 @@ MUTANTS = {
         "next_v.store(block.V, A(1));",
     ),
     "no barrier between reading and overwriting V": Mutant(
-        SIMT, "block.product_pv(j, O);\n      __syncthreads();", "block.product_pv(j, O);"
+        SIMT, "(block.P, j, block.V, O);\n      __syncthreads();", "(block.P, j, block.V, O);"
     ),
     "a barrier that some warps skip": Mutant(
         SIMT,
-        "block.product_pv(j, O);\n      __syncthreads();",
-        "block.product_pv(j, O);\n      if (threadIdx.x >= 32) __syncthreads();",
+        "(block.P, j, block.V, O);\n      __syncthreads();",
+        "(block.P, j, block.V, O);\n      if (threadIdx.x >= 32) __syncthreads();",
     ),
     # What is loaded ahead.
     "the same chunk of K twice": Mutant(

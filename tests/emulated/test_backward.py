@@ -148,13 +148,21 @@ def test_what_is_nan_reaches_those_who_see_it(kernel: str) -> None:
     assert_same_bits(*same, "those who don't see it")
 
 
-@pytest.mark.parametrize("options", [{}, {"window": (9, 30), "offset": 5}], ids=str)
+# The last one sees more than a span of keys, from other tiles on than the rows beside it.
+ROWS_ALONE: tuple[dict[str, Any], ...] = (
+    {},
+    {"window": (9, 30), "offset": 5},
+    {"window": (400, 30), "offset": 520, "n": 600},
+)
+
+
+@pytest.mark.parametrize("options", ROWS_ALONE, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_row_alone_has_its_bits(kernel: str, options: dict[str, Any]) -> None:
     call = Backward.of(replace(PLAIN, batch=(1,), **{"offset": -5, **options}), ("q",))
     call.dlse = None
     want = run(call, kernel)["q"]
-    for row in (0, 7, 64, 74):
+    for row in (0, 7, 63, 64, 74):
         offset = call.arrays.case.offset + row
         alone = Backward.of(replace(call.arrays.case, m=1, offset=offset), ("q",))
         for name in ("k", "v"):

@@ -23,6 +23,14 @@ KERNEL_DIMS = {
     "simt": ((20, 24), (64, 33), (100, 128), (256, 200)),
     "sm80": ((20, 24), (64, 33), (90, 96), (120, 128), (190, 192), (256, 200)),
 }
+OF_EVERY_WIDTH = (
+    "one key",
+    "many equal terms",
+    "P4 permutations",
+    "P8 layouts",
+    "row alone",
+    "linearity",
+)
 EVERY_PROBE = [
     (probe, dtype, kernel, d, p)
     for kernel, dims in KERNEL_DIMS.items()
@@ -30,7 +38,7 @@ EVERY_PROBE = [
     for dtype in KERNEL_DTYPES[kernel]
     for probe in PROBES
     # Of arrays of options there is a kernel for each dtype: one width tells what they do.
-    if d == 20 or probe in ("one key", "P4 permutations", "P8 layouts", "row alone", "linearity")
+    if d == 20 or probe in OF_EVERY_WIDTH
 ]
 
 

@@ -1,0 +1,145 @@
+// What simt's backward pass does between its products: P and dx of the pairs of a tile, and their gradients.
+#pragma once
+
+#include "backward_pair.cuh"
+#include "backward_params.cuh"
+#include "backward_schedule.cuh"
+#include "mask.cuh"
+#include "score.cuh"
+#include "score_arrays.cuh"
+#include "simt_backward_block.cuh"
+#include "softmax.cuh"
+#include "tile.cuh"
+#include "types.cuh"
+
+// The pairs of a tile: from products, which wait in the tile of pairs, and dP to P there and dx, there too if
+// P isn't needed, in place of dP otherwise.
+template <class Config>
+struct TilePairs {
+  using Block = GradientBlock<Config>;
+  using A = typename Block::A;
+  using Arrays = ScoreArrays<Config>;
+  static constexpr bool kOfKeys = Config::kOfKeys;
+  static constexpr int kRows = Block::kRows;
+  static constexpr int kOthers = Block::kOthers;
+  // Own rows take turns where their pairs need more than products: unrolled, their loads take more
+  // registers than there are.
+  static constexpr bool kTurns =
+      Arrays::kHide || Score<Config>::kMore || Config::kPairs || Block::kSums;
+
+  const BackwardParams& params;
+  const Block& block;
+  const EntryWork<Config>& work;
+  long long row;  // of the tile's first pair
+  long long key;
+
+  __device__ __forceinline__ TilePairs(const BackwardParams& params, const Block& block,
+                                       long long other)
+      : params(params),
+        block(block),
+        work(block.work()),
+        row(kOfKeys ? other : work.own.begin),
+        key(kOfKeys ? work.own.begin : other) {}
+
+  __device__ __forceinline__ void compute(typename Block::Pairs& dP) const {
+    const Mask<Config> mask = {params.forward, work.entry.extent};
+    const TileMask<Config> sees = mask.tile(row, key);
+    const Statistics<A>* statistics = work.statistics + row;
+    Statistics<A> of_other[kOthers];
+    if (kOfKeys) {
+#pragma unroll
+      for (int j = 0; j < kOthers; ++j) of_other[j] = load_global(statistics + block.other_of(j));
+    }
+    const bool all = sees.template all_visible<kOfKeys ? Block::kBlockN : Block::kBlockM,
+                                               kOfKeys ? Block::kBlockM : Block::kBlockN>();
+    if constexpr (kTurns) {
+#pragma unroll 1
+      for (int r = 0; r < kRows; ++r) {
+        own_row(sees, all, statistics, of_other, block.row_of(r), dP.value[0]);
+        // Registers have no index that isn't known: whose turn is next comes to the first.
+        rotate(dP);
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        own_row(sees, all, statistics, of_other, block.row_of(r), dP.value[r]);
+      }
+    }
+  }
+
+  // Clears the gradients of pairs with keys from begin up to end. Each by the thread that adds to it
+  // later: `begin` is that of a tile.
+  __device__ static __forceinline__ void clear(const BackwardParams& params, const Block& block,
+                                               const OwnTile& tile, long long begin,
+                                               long long end) {
+    using DBias = typename Config::DBias;
+    DBias* dbias = own_entry_of<DBias>(params.dbias, tile);
+#pragma unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      const long long own = tile.begin + block.row_of(r);
+      if (own >= tile.end) break;
+#pragma unroll 1
+      for (long long other = begin + block.thread_n; other < end; other += Block::kThreadsN) {
+        store_global(dbias + own * params.dbias.row + other * params.dbias.column,
+                     Round<DBias>::from(A(0)));
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void own_row(const TileMask<Config>& sees, bool all,
+                                          const Statistics<A>* statistics,
+                                          const Statistics<A> (&of_other)[kOthers], int own,
+                                          A (&dP)[kOthers]) const {
+    const Statistics<A> of_own = kOfKeys ? Statistics<A>{} : load_global(statistics + own);
+    const A place = static_cast<A>(row + work.entry.extent.offset - key);
+    typename Block::Sums sums;
+#pragma unroll
+    for (int j = 0; j < kOthers; ++j) {
+      const int other = block.other_of(j);
+      const int r = kOfKeys ? other : own;
+      const int c = kOfKeys ? own : other;
+      bool visible = all || sees.visible(r, c);
+      ScoreElements<A> found;
+      if (Arrays::kHide && visible) {
+        found = Arrays::of(params.forward, work.entry)(row + r, key + c);
+        visible = found.visible;
+      }
+      A* element = block.pairs().at(own, other);
+      const A dot = *element;
+      const A distance = place + static_cast<A>(r) - static_cast<A>(c);
+      const PairGradient<A> pair = pair_gradient(work.score, dot, dP[j], found.bias, distance,
+                                                 kOfKeys ? of_other[j] : of_own, visible);
+      sums.add(pair, dot, distance);
+      if constexpr (Config::kPairs) store_pair(row + r, key + c, pair.dy);
+      *element = Config::kSecond ? pair.P : pair.dx;
+      if (Config::kSecond) dP[j] = pair.dx;
+    }
+    if constexpr (Block::kSums) {
+      const typename Block::Sums total = sums.template over_lanes<Block::kThreadsN>();
+      if (block.thread_n == 0) *block.sums_of(own) += total;
+    }
+  }
+
+  __device__ __forceinline__ void store_pair(long long own, long long other, A dy) const {
+    using DBias = typename Config::DBias;
+    if (own >= work.tile.end || other >= work.tile.chunk.end) return;
+    DBias* target = own_entry_of<DBias>(params.dbias, work.tile) + own * params.dbias.row +
+                    other * params.dbias.column;
+    if (work.first) {
+      store_global(target, Round<DBias>::from(dy));
+    } else {
+      add_pair<Config>(target, dy);
+    }
+  }
+
+  static __device__ __forceinline__ void rotate(typename Block::Pairs& X) {
+#pragma unroll
+    for (int j = 0; j < kOthers; ++j) {
+      const A front = X(0, j);
+#pragma unroll
+      for (int r = 1; r < kRows; ++r) X(r - 1, j) = X(r, j);
+      X(kRows - 1, j) = front;
+    }
+  }
+};
