@@ -24,7 +24,7 @@ _locks_guard = threading.Lock()
 
 def options_of(variant: AnyVariant) -> tuple[str, ...]:
     """Return the options that a variant is compiled with, beside those that CuPy adds."""
-    # wgmma is in no other target. CuPy adds -arch=sm_90; given both, NVRTC from 12.9 on takes this one.
+    # wgmma is in no other target. CuPy adds -arch=sm_90; of both NVRTC from 12.9 on takes this one.
     return (*OPTIONS, "-arch=sm_90a") if target(variant) == "90a" else OPTIONS
 
 

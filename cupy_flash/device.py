@@ -34,6 +34,11 @@ class Device:
     sm_count: int
     warpgroups: bool = False
 
+    @property
+    def float64_matrix(self) -> bool:
+        """Whether its tensor cores multiply float64 faster than its FMA units (A100, H100, H200)."""
+        return self.arch in (80, 90)
+
 
 # Compute capability: (largest shared memory of a block in bytes, multiprocessors of a usual part).
 # Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".

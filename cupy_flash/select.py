@@ -25,6 +25,12 @@ SM80_KEYS = 2**30
 # One warp a row, four rows a block; lane j has key j of a tile.
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 
+
+def _matrix_tile(rows: int, keys: int, columns: int, *, blocks: int = 1) -> Tile:
+    """Return a tile whose warps multiply 16 rows each on the float64 tensor cores."""
+    return Tile(rows, keys, rows // 2, 4, columns, keys, blocks, matrix=True)
+
+
 # (accumulation type, head-dim bucket that both d and p fit) -> tile.
 # benchmarks/time_tiles.py measures them against others.
 SIMT_TILES = {
@@ -44,6 +50,18 @@ SIMT_SCORE_TILES = SIMT_TILES | {
     ("float32", 64): Tile(64, 64, 8, 16, 32, 16, 2),
     ("float64", 32): Tile(32, 64, 8, 16, 16, 16, 2),
     ("float64", 64): Tile(32, 64, 8, 16, 16, 8, 2),
+}
+
+# Head-dim bucket that both d and p fit -> tiles of float64 on the tensor cores, the fastest first:
+# the first is taken whose shared memory the GPU has.
+MATRIX_TILES = {
+    32: (_matrix_tile(64, 32, 32, blocks=3),),
+    64: (_matrix_tile(128, 32, 64), _matrix_tile(64, 32, 64, blocks=2)),
+    128: (
+        _matrix_tile(128, 32, 128),
+        _matrix_tile(128, 16, 128),
+        _matrix_tile(64, 16, 128, blocks=2),
+    ),
 }
 
 # Head-dim bucket that both d and p fit -> tile; docs/kernels.md has the measurements.
@@ -127,7 +145,7 @@ def _bucket(family: str, size: int) -> int:
 
 def _variant(family: str, problem: Problem, device: Device) -> Variant:
     head_dim = head_dim_v = unit = 0
-    tile = NAIVE_TILE
+    tile, matrix = NAIVE_TILE, False
     if family != "naive":
         head_dim, head_dim_v = _bucket(family, problem.d), _bucket(family, problem.p)
     widest = max(head_dim, head_dim_v)
@@ -135,6 +153,8 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
         tiles = SIMT_SCORE_TILES if _scores_one_by_one(problem) else SIMT_TILES
         tile = tiles[problem.accumulate, widest]
         tile = replace(tile, chunk_d=min(tile.chunk_d, head_dim))
+        matrix = problem.q.dtype == problem.k.dtype == problem.v.dtype == "float64"
+        matrix = matrix and device.float64_matrix
     elif family == "sm80":
         unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
         tile = _sm80_tile(widest, device)
@@ -161,6 +181,8 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
         tile=tile,
         unit=unit,
     )
+    if family == "simt" and matrix:
+        variant = _on_matrix(variant, widest, device)
     if family == "sm80" and (problem.mask is not None or problem.bias is not None):
         variant = _fitting(variant, device)
     return _intern(variant)
@@ -185,6 +207,15 @@ def _scores_one_by_one(problem: Problem) -> bool:
     """Whether scores are changed or hidden one by one, which takes registers."""
     options = (problem.mask, problem.bias, problem.softcap, problem.alibi_slopes)
     return any(option is not None for option in options)
+
+
+def _on_matrix(variant: Variant, widest: int, device: Device) -> Variant:
+    """Return the variant with a tile of the float64 tensor cores, if one is for these head dims."""
+    for tile in MATRIX_TILES.get(widest, ()):
+        found = replace(variant, tile=replace(tile, chunk_d=variant.head_dim))
+        if found.shared_memory <= device.shared_memory:
+            return found
+    return variant
 
 
 def _sm80_tile(widest: int, device: Device) -> Tile:

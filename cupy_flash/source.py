@@ -187,6 +187,7 @@ def _forward(variant: Variant) -> _Constants:
     elif variant.family == "simt":
         sizes |= {"kThreadsM": tile.threads_m, "kThreadsN": tile.threads_n}
         sizes |= {"kChunkD": tile.chunk_d, "kChunkN": tile.chunk_n}
+        flags["kMatrix"] = tile.matrix
     sizes |= {
         "kHeadDim": variant.head_dim,
         "kHeadDimV": variant.head_dim_v,

@@ -11,6 +11,10 @@ WARP = 32
 # What a block of sm80 keeps in shared memory beside its tiles.
 SM80_WORK_BYTES = 192
 
+# Elements between rows of float64 in shared memory where the tensor cores multiply.
+MATRIX_PAD = 4
+ALTERNATE_PAD = 2
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -30,6 +34,9 @@ class Tile:
         Tiles of what passes by that are in shared memory, or on their way (the backward pass).
     split : int
         Warps that share rows and take turns at columns (the backward pass).
+    matrix : bool
+        Whether warps multiply float64 on the tensor cores: thread t has rows and columns of
+        fragments (simt).
     groups : bool
         Whether four warps multiply together, which sm_90a alone can (the backward pass).
     """
@@ -44,6 +51,7 @@ class Tile:
     stages: int = 0
     split: int = 1
     groups: bool = False
+    matrix: bool = False
 
     @property
     def threads(self) -> int:
@@ -133,11 +141,21 @@ class Variant:
             # In the end O takes their place.
             output = tile.block_m * self.head_dim_v * ITEMSIZE[self.o]
             return max(tiles, output) + SM80_WORK_BYTES
+        if tile.matrix:
+            return self._matrix_bytes()
         pad = 16 // itemsize
         stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (self.head_dim_v + pad))
         q = tile.block_m * (self.head_dim + pad)
         p = tile.block_m * (tile.block_n + pad)
         return (q + p + stage) * itemsize
+
+    def _matrix_bytes(self) -> int:
+        """Return the bytes of Q, K and V in float64, and of pairs where their rows take turns."""
+        tile, d, p = self.tile, self.head_dim + MATRIX_PAD, self.head_dim_v + ALTERNATE_PAD
+        pairs = self.mask or self.bias or self.softcap or self.alibi
+        elements = (tile.block_m + tile.block_n) * d + tile.block_n * p
+        elements += tile.block_m * (tile.block_n + MATRIX_PAD) if pairs else 0
+        return elements * ITEMSIZE["float64"]
 
     def _score_tile(self, along: str | None, itemsize: int) -> int:
         """Return the bytes of a tile of the mask or the bias (sm80)."""

@@ -1,4 +1,4 @@
-// Attention with tiled FMA, every element type, d and p to 256.
+// Attention with tiled FMA, every element type, d and p to 256; and in float64, to 128, with the tensor cores.
 //
 // A block of kThreadsM x kThreadsN threads computes kBlockM rows. Q stays in shared memory; K and V pass
 // through one stage, K in chunks of kChunkD columns and V in chunks of kChunkN rows. While a chunk is
@@ -8,6 +8,7 @@
 #pragma once
 
 #include "mask.cuh"
+#include "matrix_threads.cuh"
 #include "params.cuh"
 #include "schedule.cuh"
 #include "score.cuh"
@@ -18,10 +19,9 @@
 #include "types.cuh"
 
 template <class Config>
-struct SimtBlock
-    : SimtThreads<typename Config::Accumulate, Config::kThreadsM, Config::kThreadsN> {
+struct SimtBlock : ThreadsOf<Config> {
   using A = typename Config::Accumulate;
-  using Threads = SimtThreads<A, Config::kThreadsM, Config::kThreadsN>;
+  using Threads = ThreadsOf<Config>;
   using Threads::row_of;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
@@ -41,19 +41,32 @@ struct SimtBlock
   using Output = RegisterTile<A, kRows, kColumns>;
   static constexpr bool kSink = is_given<typename Config::Sinks>;
   using Softmax = OnlineSoftmax<A, kRows, kThreadsN, NaturalWeight<A>, kSink>;
-  using QTile = SharedTile<A, kHeadDim>;
-  using PTile = SharedTile<A, kBlockN>;
-  using KTile = SharedTile<A, kChunkD>;
-  using VTile = SharedTile<A, kHeadDimV>;
+  // Whether a warp multiplies on the tensor cores: its threads' rows and columns are then those of fragments.
+  static constexpr bool kMatrix = Config::kMatrix;
+  static constexpr int kPad = kMatrix ? kMatrixPad : kVector;
+  using QTile = SharedTile<A, kHeadDim, kPad>;
+  using PTile = SharedTile<A, kBlockN, kPad>;
+  using KTile = SharedTile<A, kChunkD, kPad>;
+  using VTile = SharedTile<A, kHeadDimV, kMatrix ? kAlternatePad : kPad>;
+  using TransferK =
+      typename Either<kMatrix, AsyncTransfer<kThreads, kBlockN, KTile>,
+                      Transfer<typename Config::KType, kThreads, kBlockN, kChunkD>>::Type;
+  using TransferV =
+      typename Either<kMatrix, AsyncTransfer<kThreads, kChunkN, VTile>,
+                      Transfer<typename Config::VType, kThreads, kChunkN, kHeadDimV>>::Type;
+  // Whether P, or products that wait for their rows' turn, go through shared memory.
+  static constexpr bool kPairs = !kMatrix || ScoreArrays<Config>::kHide || Score<Config>::kMore;
 
   static constexpr int kStageK = kBlockN * KTile::kPitch;
   static constexpr int kStageV = kChunkN * VTile::kPitch;
-  static constexpr int kStage = kStageK > kStageV ? kStageK : kStageV;
-  static_assert((kBlockM * (QTile::kPitch + PTile::kPitch) + kStage) * sizeof(A) ==
-                    Config::kSharedMemory,
+  // On the tensor cores each has its own place, to which copies go while the other one is multiplied.
+  static constexpr int kStage = kMatrix ? kStageK + kStageV : kStageK > kStageV ? kStageK : kStageV;
+  static constexpr int kPairElements = kPairs ? kBlockM * PTile::kPitch : 0;
+  static_assert((kBlockM * QTile::kPitch + kPairElements + kStage) * sizeof(A) == Config::kSharedMemory,
                 "select.py: Variant.shared_memory");
   static_assert(32 % kThreadsN == 0, "a row lies in one warp");
   static_assert(kHeadDim % kChunkD == 0 && kBlockN % kChunkN == 0, "chunks tile the tile");
+  static_assert(!kMatrix || (kHeadDim == kChunkD && kBlockN == kChunkN), "one chunk each");
   static_assert(kChunkD % kVector == 0 && kChunkN % kVector == 0, "chunks are read in vectors");
 
   QTile Q;
@@ -65,8 +78,8 @@ struct SimtBlock
     A* shared = reinterpret_cast<A*>(shared_memory());
     Q.data = shared;
     P.data = Q.data + kBlockM * QTile::kPitch;
-    K.data = P.data + kBlockM * PTile::kPitch;
-    V.data = K.data;
+    K.data = P.data + kPairElements;
+    V.data = K.data + (kMatrix ? kStageK : 0);
   }
 
   __device__ __forceinline__ int key_of(int j) const { return this->other_of(j); }
@@ -179,8 +192,8 @@ __device__ __forceinline__ void attend(const Params& params, const Schedule<Conf
   const KeyRange keys = mask.keys_of(tile.row_begin, tile.row_end);
   const KeyRange tiles = Mask<Config>::template tiles_of<Block::kBlockN>(keys);
 
-  Transfer<typename Config::KType, kThreads, Block::kBlockN, Block::kChunkD> next_k;
-  Transfer<typename Config::VType, kThreads, Block::kChunkN, Block::kHeadDimV> next_v;
+  typename Block::TransferK next_k(block.K);
+  typename Block::TransferV next_v(block.V);
   next_k.template fetch<kLeft>(k, tiles.begin, keys.end, 0, params.d, keys.begin);
   softmax.clear();
   O.clear();
@@ -211,7 +224,7 @@ __device__ __forceinline__ void attend(const Params& params, const Schedule<Conf
     softmax.update(S, alpha);
     scale_rows(O, alpha);
     // Read by other lanes after the barrier that V's first chunk needs.
-    block.write_p(S);
+    if (!Block::kMatrix) block.write_p(S);
     const int count = static_cast<int>(
         minimum(keys.end - key, static_cast<long long>(Block::kBlockN)));
     for (int j = 0; j < count; j += Block::kChunkN) {
@@ -227,7 +240,11 @@ __device__ __forceinline__ void attend(const Params& params, const Schedule<Conf
       } else {
         next_k.template fetch<kLeft>(k, key + Block::kBlockN, keys.end, 0, params.d, keys.begin);
       }
-      block.template product_of_rows<Block::kChunkN>(block.P, j, block.V, O);
+      if constexpr (Block::kMatrix) {
+        block.product_of_fragments(S, block.V, O);
+      } else {
+        block.template product_of_rows<Block::kChunkN>(block.P, j, block.V, O);
+      }
       __syncthreads();
     }
   }

@@ -6,6 +6,7 @@
 #include "backward_schedule.cuh"
 #include "schedule.cuh"
 #include "score.cuh"
+#include "matrix_threads.cuh"
 #include "simt_threads.cuh"
 #include "tile.cuh"
 #include "types.cuh"
@@ -28,10 +29,9 @@ struct EntryWork {
 constexpr int kWorkBytes = 320;
 
 template <class Config>
-struct GradientBlock
-    : SimtThreads<typename Config::Accumulate, Config::kThreadsM, Config::kThreadsN> {
+struct GradientBlock : ThreadsOf<Config> {
   using A = typename Config::Accumulate;
-  using Threads = SimtThreads<A, Config::kThreadsM, Config::kThreadsN>;
+  using Threads = ThreadsOf<Config>;
   using Threads::other_of;
   using Threads::row_of;
   static constexpr int kBlockM = Config::kBlockM;
@@ -57,15 +57,18 @@ struct GradientBlock
   using Pairs = RegisterTile<A, kRows, kOthers>;
   using First = RegisterTile<A, kRows, kHeadDim / kThreadsN>;
   using Second = RegisterTile<A, kRows, kHeadDimV / kThreadsN>;
-  using PairTile = SharedTile<A, kBlockN>;
-  using ColumnTile = SharedTile<A, kChunkD>;  // all rows of a chunk of columns
+  static constexpr int kPad = Config::kMatrix ? kMatrixPad : kVector;
+  using PairTile = SharedTile<A, kBlockN, kPad>;
+  using ColumnTile = SharedTile<A, kChunkD, kPad>;  // all rows of a chunk of columns
   template <int kColumns>
-  using OwnShared = SharedTile<A, kResident ? kColumns : kChunkD>;
+  using RowTile = SharedTile<A, kColumns, kPad>;  // all columns of a chunk of rows
+  template <int kColumns>
+  using OwnShared = SharedTile<A, kResident ? kColumns : kChunkD, kPad>;
 
   static constexpr int kOwn1 = kBlockM * OwnShared<kHeadDim>::kPitch;
   static constexpr int kOwn2 = kResident ? kBlockM * OwnShared<kHeadDimV>::kPitch : 0;
   static constexpr int kStageColumns = kBlockN * ColumnTile::kPitch;
-  static constexpr int kStageRows = kChunkN * SharedTile<A, kWidest>::kPitch;
+  static constexpr int kStageRows = kChunkN * RowTile<kWidest>::kPitch;
   static constexpr int kStage = kStageColumns > kStageRows ? kStageColumns : kStageRows;
   static_assert((kOwn1 + kOwn2 + kBlockM * PairTile::kPitch + kStage) * sizeof(A) +
                         (kSums ? kBlockM * sizeof(Sums) : 0) + kWorkBytes ==

@@ -90,10 +90,10 @@ struct ColumnLoads {
 };
 
 // Zeroes the others in the stage, those from `other` on, that none of the block's own sees, or is seen by.
-template <class Config, int kColumns>
-__device__ __forceinline__ void clear_hidden_others(
-    const BackwardParams& params, const GradientBlock<Config>& block,
-    const SharedTile<typename Config::Accumulate, kColumns>& stage, long long other) {
+template <class Config, class Stage>
+__device__ __forceinline__ void clear_hidden_others(const BackwardParams& params,
+                                                    const GradientBlock<Config>& block, const Stage& stage,
+                                                    long long other) {
   const int j = threadIdx.x;
   if (j >= Config::kChunkN) return;
   const EntryWork<Config>& work = block.work();
@@ -109,7 +109,7 @@ __device__ __forceinline__ void clear_hidden_others(
     if (sees.visible(r, c) && arrays(r, c).visible) return;
   }
 #pragma unroll 1
-  for (int c = 0; c < kColumns; ++c) *stage.at(j, c) = typename Config::Accumulate(0);
+  for (int c = 0; c < Stage::kColumns; ++c) *stage.at(j, c) = typename Config::Accumulate(0);
 }
 
 // Chunks of others on their way to shared memory, all their columns.
@@ -140,7 +140,7 @@ struct RowLoads {
                                            const After& after) {
     const int count = static_cast<int>(
         minimum(block.work().others.end - other, static_cast<long long>(Block::kBlockN)));
-    const SharedTile<typename Block::A, kColumns> stage = {block.stage()};
+    const typename Block::template RowTile<kColumns> stage = {block.stage()};
     for (int j = 0; j < count; j += Block::kChunkN) {
       others.store(stage, typename Block::A(1));
       __syncthreads();

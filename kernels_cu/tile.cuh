@@ -17,10 +17,11 @@ struct alignas(kSize * sizeof(A)) Pack {
 
 // Rows of kColumns elements. The padding of 16 bytes puts equal columns of eight successive rows into
 // eight different groups of banks, so that a warp reads 16-byte vectors of different rows without
-// conflict.
-template <class A, int kColumns>
+// conflict; one of 32 does the same for float64 of four rows by four columns, the fragments of a product.
+template <class A, int kColumns_, int kPad = Vector<A>::kSize>
 struct SharedTile {
-  static constexpr int kPitch = kColumns + Vector<A>::kSize;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kPitch = kColumns + kPad;
   A* data;
 
   __device__ __forceinline__ A* at(int row, int column) const {
@@ -94,6 +95,10 @@ struct Transfer {
 
   T value[kColumnSteps][kRowSteps];
 
+  Transfer() = default;
+  template <class Tile>
+  __device__ __forceinline__ explicit Transfer(const Tile&) {}
+
   // Loads from (row, column); what lies at or beyond row_end or column_end, and with kSkip before
   // row_begin, becomes 0 and isn't read.
   template <bool kSkip = false>
@@ -126,8 +131,8 @@ struct Transfer {
   }
 
   // Writes to the tile's first kRows rows and kColumns columns, times a factor.
-  template <class A, int kTileColumns>
-  __device__ __forceinline__ void store(const SharedTile<A, kTileColumns>& tile, A factor) const {
+  template <class A, int kTileColumns, int kPad>
+  __device__ __forceinline__ void store(const SharedTile<A, kTileColumns, kPad>& tile, A factor) const {
     const int first_row = threadIdx.x / kAcross;
     const int first_column = threadIdx.x % kAcross;
 #pragma unroll

@@ -9,6 +9,7 @@ from cupy_flash.backward.tiles import (
     GROUP_HEAD_DIMS,
     GROUP_TILES,
     GROUP_WIDER,
+    MATRIX_TILES,
     NAIVE_TILE,
     SIMT_TILES,
     SM80_JOINT,
@@ -73,6 +74,10 @@ def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
         return _tiled(variant, NAIVE_TILE)
     if family == "simt":
         gradients = 2 if variant.first and variant.second else 1
+        for tile in MATRIX_TILES.get((gradients, widest), ()) if variant.tile.matrix else ():
+            found = _tiled(variant, tile)
+            if found.shared_memory <= device.shared_memory:
+                return found
         return _tiled(variant, SIMT_TILES[gradients, variant.accumulate, widest])
     fitting = _fitting(variant, _group_tiles(variant, device) + _sm80_tiles(variant), device)
     assert fitting is not None, "the last tile fits on every GPU"

@@ -27,6 +27,21 @@ SIMT_TILES = {
     (2, "float64", 64): Tile(32, 64, 8, 16, 16, 8, 2),
 }
 
+
+def _matrix(own: int, others: int, *, blocks: int = 1) -> Tile:
+    """Return a tile whose warps multiply 16 own rows each on the float64 tensor cores."""
+    return Tile(own, others, own // 2, 4, 32, others, blocks, matrix=True)
+
+
+# The same of float64 on the tensor cores, the fastest first: the first is taken whose shared memory
+# the GPU has. Above 64 columns they are no faster (docs/kernels.md).
+MATRIX_TILES = {
+    (1, 32): (_matrix(128, 32), _matrix(64, 32, blocks=2)),
+    (1, 64): (_matrix(128, 32), _matrix(64, 32, blocks=2)),
+    (2, 32): (_matrix(128, 32), _matrix(64, 32, blocks=2)),
+    (2, 64): (_matrix(128, 16), _matrix(64, 16, blocks=2)),
+}
+
 # Head-dim buckets that take the kernels of another one: 192 columns can't be split among warps. Its
 # own tiles took 15.5 ms (an H200, n = 8192, 10 heads). Ten heads of 256 would take 14.0 by the time
 # of eight; what calls of 192 take now hasn't been measured.
@@ -54,9 +69,10 @@ def _groups(own: int, others: int, *, blocks: int = 1, stages: int = 2) -> Tile:
     return Tile(own, others, own // 16, WARP, 0, others, blocks, stages, groups=True)
 
 
-# (what the pass computes, head dim) -> tiles of warpgroups (wgmma), where the GPU has them and each of the two
-# head dims is one of these: the fastest first. "pairs" are those of a bias that entries share, "sums" what rows
-# add to numbers. With a mask or a bias two blocks of 128 keys beat four of 64 at d = 64 (4.7 and 5.6 ms).
+# (what the pass computes, head dim) -> tiles of warpgroups (wgmma), where the GPU has them and each
+# of the two head dims is one of these: the fastest first. "pairs" are those of a bias that entries
+# share, "sums" what rows add to numbers. With a mask or a bias two blocks of 128 keys beat four of
+# 64 at d = 64 (4.7 and 5.6 ms).
 GROUP_HEAD_DIMS = (64, 128)
 # As SM80_WIDER, beside warpgroups: at d = 96 10 ms instead of 12.5.
 GROUP_WIDER = {96: 128}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cupy_flash.variant import ITEMSIZE, STORED_BYTES, Tile, Variant
+from cupy_flash.variant import ITEMSIZE, MATRIX_PAD, STORED_BYTES, Tile, Variant
 
 # Widest own operands that stay in simt's shared memory; wider ones pass through it.
 SIMT_RESIDENT = 64
@@ -96,7 +96,7 @@ class BackwardVariant:
     def _simt_bytes(self) -> int:
         tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
         d, p = self.forward.head_dim, self.forward.head_dim_v
-        pad = 16 // itemsize
+        pad = MATRIX_PAD if tile.matrix else 16 // itemsize
         own = d + p + 2 * pad if max(d, p) <= SIMT_RESIDENT else tile.chunk_d + pad
         pairs = tile.block_m * (own + tile.block_n + pad)
         stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (max(d, p) + pad))

@@ -21,11 +21,11 @@ __device__ __forceinline__ void wait_async() {
 
 #else
 
-// Copies kSize bytes, 16 past L1 or 4, between addresses that are multiples of it; of what isn't present
+// Copies kSize bytes, 16 past L1 or 8 or 4, between addresses that are multiples of it; of what isn't present
 // nothing is read and the bytes become zero.
 template <int kSize>
 __device__ __forceinline__ void copy_async(unsigned shared_address, const void* global, bool present) {
-  static_assert(kSize == 16 || kSize == 4, "sizes of cp.async");
+  static_assert(kSize == 16 || kSize == 8 || kSize == 4, "sizes of cp.async");
   if (kSize == 16) {
     asm volatile(
         "{\n"
@@ -42,11 +42,11 @@ __device__ __forceinline__ void copy_async(unsigned shared_address, const void* 
         "{\n"
         ".reg .pred absent;\n"
         "setp.eq.s32 absent, %2, 0;\n"
-        "cp.async.ca.shared.global [%0], [%1], 4, absent;\n"
+        "cp.async.ca.shared.global [%0], [%1], %3, absent;\n"
         "}\n"
         :
         : "r"(shared_address), "l"(__cvta_generic_to_global(global)),
-          "r"(static_cast<int>(present))
+          "r"(static_cast<int>(present)), "n"(kSize)
         : "memory");
   }
 }

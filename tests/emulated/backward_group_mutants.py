@@ -86,7 +86,10 @@ BACKWARD_GROUP_MUTANTS: dict[str, Mutant] = {
         ["groups at 128"],
     ),
     "groups: rows of sums lie closer": sm80(
-        GROUPS, "step * 16 * OthersTile::kPitch", "step * 8 * OthersTile::kPitch", ["groups of rows"]
+        GROUPS,
+        "step * 16 * OthersTile::kPitch",
+        "step * 8 * OthersTile::kPitch",
+        ["groups of rows"],
     ),
     "groups: sums have the transpose": sm80(
         GROUPS, "multiply_group<T, true>", "multiply_group<T, false>", ["groups of rows"]

@@ -40,7 +40,8 @@ HEADS = {"batch": (2,), "heads": 4, "kv_heads": 2, "m": 70, "n": 75}
 WINDOW = {"window": (60, 20), "offset": -5}
 
 DIRECTED = (
-    # What a GPU with much shared memory and without wgmma takes without arrays, in every bucket; units of 16, 4 and 2 bytes.
+    # What a GPU with much shared memory and without wgmma takes without arrays, in every bucket;
+    # units of 16, 4 and 2 bytes.
     Directed(100, 32, 32, QKV, {"dtypes": BRAIN, "causal": True, "offset": 9, "m": 300, "n": 270}),
     Directed(100, 64, 48, QKV, {"window": (130, 20), "offset": -5, "m": 290, "n": 280}),
     Directed(100, 72, 96, QKV, {"dtypes": BRAIN, "alibi": "one", "softcap": 1.5}),

@@ -2,6 +2,8 @@
 // mma.m16n8k16").
 #pragma once
 
+#include <math.h>
+
 #include "memory.hpp"
 #include "tensor_core.hpp"
 #include "warp.hpp"
@@ -114,6 +116,31 @@ void multiply_accumulate(const char* name, Site site, float (&c)[4], const unsig
   const ProductResult result =
       Product::meet(name, site, operand, &complete_multiply_accumulate<Format>);
   memcpy(c, result.c, sizeof c);
+}
+
+struct DoubleOperand {
+  double a[8];
+  double b[4];
+};
+
+// Each element is a chain of fused multiply-adds along k, as an H200 was seen to round it.
+inline void multiply_accumulate_double(Site site, double (&c)[4], const double (&a)[8], const double (&b)[4]) {
+  DoubleOperand own;
+  memcpy(own.a, a, sizeof own.a);
+  memcpy(own.b, b, sizeof own.b);
+  const Deposits<DoubleOperand> lanes = exchange("mma of float64", site, own);
+  const unsigned row = lane_index() / 4;
+  const unsigned pair = lane_index() % 4 * 2;
+  for (unsigned k = 0; k < kDepth; ++k) {
+    const DoubleOperand left = lanes[row * 4 + k % 4];
+    for (unsigned column = 0; column < 2; ++column) {
+      const double right = lanes[(pair + column) * 4 + k % 4].b[k / 4];
+      for (unsigned half = 0; half < 2; ++half) {
+        double& element = c[2 * half + column];
+        element = fma(left.a[k / 4 * 2 + half], right, element);
+      }
+    }
+  }
 }
 
 }  // namespace emu
