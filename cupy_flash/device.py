@@ -36,7 +36,7 @@ class Device:
 
     @property
     def float64_matrix(self) -> bool:
-        """Whether its tensor cores multiply float64 faster than its FMA units (A100, H100, H200)."""
+        """Whether its tensor cores multiply float64 faster than its FMA units do."""
         return self.arch in (80, 90)
 
 

@@ -175,7 +175,6 @@ __device__ __forceinline__ void attend(const Params& params, const Schedule<Conf
   using A = typename Block::A;
   using Arrays = ScoreArrays<Config>;
   constexpr int kRows = Block::kRows;
-  constexpr int kThreads = Block::kThreads;
   constexpr bool kChunks = Block::kChunkD < Block::kHeadDim;  // K comes in more than one chunk
   constexpr bool kLeft = Config::kLeft;
   const long long kv_head = tile.head / params.group;
@@ -248,6 +247,7 @@ __device__ __forceinline__ void attend(const Params& params, const Schedule<Conf
       __syncthreads();
     }
   }
+  next_k.finish();
 }
 
 // Writes the rows of O and lse that a thread holds.

@@ -161,6 +161,9 @@ struct AsyncTransfer {
     wait_async<0>();
   }
 
+  // After the last tile, whose successor's copies are on their way too: zeros.
+  __device__ __forceinline__ void finish() const { wait_async<0>(); }
+
  private:
   template <int kElements>
   __device__ __forceinline__ void copy(const double* source, const Matrix<double>& matrix, int rows, int skipped,

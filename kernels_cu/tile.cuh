@@ -130,6 +130,9 @@ struct Transfer {
     }
   }
 
+  // Nothing is on its way to shared memory.
+  __device__ __forceinline__ void finish() const {}
+
   // Writes to the tile's first kRows rows and kColumns columns, times a factor.
   template <class A, int kTileColumns, int kPad>
   __device__ __forceinline__ void store(const SharedTile<A, kTileColumns, kPad>& tile, A factor) const {

@@ -202,12 +202,12 @@ MUTANTS = {
         "next_v.store(block.V, A(1));",
     ),
     "no barrier between reading and overwriting V": Mutant(
-        SIMT, "(block.P, j, block.V, O);\n      __syncthreads();", "(block.P, j, block.V, O);"
+        SIMT, "block.V, O);\n      }\n      __syncthreads();", "block.V, O);\n      }"
     ),
     "a barrier that some warps skip": Mutant(
         SIMT,
-        "(block.P, j, block.V, O);\n      __syncthreads();",
-        "(block.P, j, block.V, O);\n      if (threadIdx.x >= 32) __syncthreads();",
+        "block.V, O);\n      }\n      __syncthreads();",
+        "block.V, O);\n      }\n      if (threadIdx.x >= 32) __syncthreads();",
     ),
     # What is loaded ahead.
     "the same chunk of K twice": Mutant(
