@@ -154,7 +154,7 @@ def check_many_equal_terms(path: GradientPath, dtype: str, d: int, p: int) -> No
     for heads, m, n in ((1, 20, 4000), (1, 4000, 20), (200, 20, 20)):
         sign = 1.0 - 2.0 * (np.arange(n)[:, None] % 2)
         arrays = (
-            np.broadcast_to(x, (*shape, x.shape[-1])).astype(DTYPES[dtype])
+            np.broadcast_to(x, (*shape, x.shape[-1])).astype(DTYPES[dtype], order="C")
             for x, shape in (
                 (do, (heads, m)),
                 (of_rows, (heads, m)),

@@ -38,6 +38,10 @@ LITTLE_STACK = 16
 # slower.
 MOST_BACKWARD_STACK = 192
 
+# The same of float64 on the tensor cores, whose sums take 128 registers at d = 128. By NVRTC 13.5
+# nothing spills there.
+MOST_MATRIX_STACK = 48
+
 each_compiler = pytest.mark.parametrize(
     "version",
     [pytest.param(version, marks=pytest.mark.needs_nvrtc(version)) for version in versions()],
@@ -69,6 +73,9 @@ def test_what_may_spill() -> None:
             if "stack" not in found:
                 continue
             variant = kernels[key]
+            if variant.tile.matrix:
+                assert found["stack"] <= MOST_MATRIX_STACK
+                continue
             assert variant.family == "sm80"
             if isinstance(variant, BackwardVariant):
                 assert found["stack"] <= MOST_BACKWARD_STACK
