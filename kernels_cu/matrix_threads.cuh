@@ -14,12 +14,12 @@
 constexpr int kMatrixPad = 4;
 constexpr int kAlternatePad = 2;
 
-// Warps below each other, of 8 kRows rows each. A thread's rows and columns are those of its fragments: of each 16
-// rows of the warp two, 8 apart, and of each 8 columns two neighbours, which four threads share.
-template <int kRows>
+// Warps of 8 kRows rows each, below each other, or kParts that share rows: those take turns at 8 columns. A thread's
+// rows and columns are those of its fragments: of each 16 rows two, 8 apart, and of each 8 columns two neighbours.
+template <int kRows, int kParts>
 struct MatrixThreads {
   static constexpr int kVector = Vector<double>::kSize;
-  static constexpr int kThreadsN = 4;
+  static constexpr int kThreadsN = 4 * kParts;
   static constexpr int kTiles = kRows / 2;
   static_assert(kRows % 2 == 0, "whole fragments");
   template <int kColumns>
@@ -29,12 +29,15 @@ struct MatrixThreads {
   int thread_n;
 
   __device__ __forceinline__ MatrixThreads()
-      : thread_m(threadIdx.x / kThreadsN), thread_n(threadIdx.x % kThreadsN) {}
+      : thread_m(threadIdx.x / (32 * kParts) * 8 + threadIdx.x % 32 / 4),
+        thread_n(threadIdx.x / 32 % kParts * 4 + threadIdx.x % 4) {}
 
   __device__ __forceinline__ int row_of(int r) const {
     return thread_m / 8 * (8 * kRows) + thread_m % 8 + r * 8;
   }
-  __device__ __forceinline__ int other_of(int j) const { return j / 2 * 8 + thread_n * 2 + j % 2; }
+  __device__ __forceinline__ int other_of(int j) const {
+    return (j / 2 * kThreadsN + thread_n) * 2 + j % 2;
+  }
   template <int kColumns>
   __device__ __forceinline__ int column_of(int c) const {
     return other_of(c);
@@ -53,7 +56,7 @@ struct MatrixThreads {
       for (int j = 0; j < Product::kColumns / 2; ++j) {
         double b[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) b[i] = *others.at(8 * j + thread_m % 8, k + 4 * i + thread_n);
+        for (int i = 0; i < 4; ++i) b[i] = *others.at(right_of(j), k + 4 * i + place());
         multiply(a, b, j, X);
       }
     }
@@ -71,7 +74,7 @@ struct MatrixThreads {
       for (int j = 0; j < Product::kColumns / 2; ++j) {
         double b[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) b[i] = *others.at(k + 4 * i + thread_n, 8 * j + thread_m % 8);
+        for (int i = 0; i < 4; ++i) b[i] = *others.at(k + 4 * i + place(), right_of(j));
         multiply(a, b, j, X);
       }
     }
@@ -94,20 +97,27 @@ struct MatrixThreads {
       for (int j = 0; j < Product::kColumns / 2; ++j) {
         double b[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) b[i] = *others.at(other_of(k + i), 8 * j + thread_m % 8);
+        for (int i = 0; i < 4; ++i) b[i] = *others.at(other_of(k + i), right_of(j));
         multiply(a, b, j, X);
       }
     }
   }
 
  private:
+  // Of the four threads that share rows of fragments.
+  __device__ __forceinline__ int place() const { return thread_n % 4; }
+  // The column of the thread's right fragments, of the warp's j-th 8 columns.
+  __device__ __forceinline__ int right_of(int j) const {
+    return 8 * (j * kParts + thread_n / 4) + thread_m % 8;
+  }
+
   // The left fragments of 16 columns from `column` on.
   template <class Rows>
   __device__ __forceinline__ void load_left(const Rows& rows, int column, double (&a)[kTiles][8]) const {
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) a[t][i] = *rows.at(row_of(2 * t + i % 2), column + i / 2 * 4 + thread_n);
+      for (int i = 0; i < 8; ++i) a[t][i] = *rows.at(row_of(2 * t + i % 2), column + i / 2 * 4 + place());
     }
   }
 
@@ -129,7 +139,7 @@ struct MatrixThreads {
 // By which class threads share the tiles of a kernel.
 template <class Config>
 using ThreadsOf =
-    typename Either<Config::kMatrix, MatrixThreads<Config::kBlockM / Config::kThreadsM>,
+    typename Either<Config::kMatrix, MatrixThreads<Config::kBlockM / Config::kThreadsM, Config::kThreadsN / 4>,
                     SimtThreads<typename Config::Accumulate, Config::kThreadsM, Config::kThreadsN>>::Type;
 
 // A tile of float64 on its way from global to shared memory by cp.async, as Transfer has it in registers.

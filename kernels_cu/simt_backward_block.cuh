@@ -11,7 +11,7 @@
 #include "tile.cuh"
 #include "types.cuh"
 
-// Widest own operands that stay in shared memory.
+// Widest own operands that stay in shared memory; on the tensor cores all of them.
 constexpr int kResidentColumns = 64;
 
 // An entry that shares the gradients of a tile, in shared memory.
@@ -47,7 +47,7 @@ struct GradientBlock : ThreadsOf<Config> {
   static constexpr int kRows = kBlockM / kThreadsM;
   static constexpr int kOthers = kBlockN / kThreadsN;
   static constexpr int kWidest = kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV;
-  static constexpr bool kResident = kWidest <= kResidentColumns;
+  static constexpr bool kResident = Config::kMatrix || kWidest <= kResidentColumns;
   static constexpr bool kScores = Wanted<Config>::kScores;
   // Whether the others that count may begin within a tile.
   static constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
@@ -76,6 +76,7 @@ struct GradientBlock : ThreadsOf<Config> {
                 "backward/variant.py: BackwardVariant.shared_memory");
   static_assert(sizeof(EntryWork<Config>) <= kWorkBytes, "an entry has its place");
   static_assert(32 % kThreadsN == 0, "an own row lies in one warp");
+  static_assert(!Config::kMatrix || kThreadsN == 4 || !kSums, "sums of a row are made in one warp");
   static_assert(kHeadDim % kChunkD == 0 && kHeadDimV % kChunkD == 0 && kBlockN % kChunkN == 0,
                 "chunks tile the tile");
   static_assert(kChunkD % kVector == 0 && kChunkN % kVector == 0, "chunks are read in vectors");

@@ -203,7 +203,12 @@ class _Builder:
         if bias and bias.rows == 1 and not self._is_of_pairs(bias) and bias.columns != 1:
             self._sum("bias", "key_sums", "column")
             sums = {"bias_sums": "key_sums"}
-        if k and v and _own(k) == _own(v) and keys_in_one_pass(self.forward, self.device):
+        if (
+            k
+            and v
+            and _own(k) == _own(v)
+            and keys_in_one_pass(self.forward, self.device, sums=bool(sums))
+        ):
             results = {"dk": "k", "dv": "v", **sums}
             self._add(True, _own(k), results, first=True, second=True, bias_sums=bool(sums))
             return

@@ -56,14 +56,18 @@ def _widest(variant: Variant) -> int:
     return max(variant.head_dim, variant.head_dim_v)
 
 
-def keys_in_one_pass(forward: Variant, device: Device) -> bool:
-    """Whether one kernel computes dk and dv: registers and shared memory may not hold both."""
+def keys_in_one_pass(forward: Variant, device: Device, *, sums: bool = False) -> bool:
+    """Whether one kernel computes dk and dv: registers and shared memory may not hold both.
+
+    `sums`: and the sums of a bias of keys.
+    """
     widest = _widest(forward)
     if forward.family == "naive":
         return True
+    both = BackwardVariant(forward, keys=True, first=True, second=True, bias_sums=sums)
     if forward.family == "simt":
-        return (2, forward.accumulate, widest) in SIMT_TILES
-    both = BackwardVariant(forward, keys=True, first=True, second=True)
+        in_one = (2, forward.accumulate, widest) in SIMT_TILES
+        return in_one or _matrix_fitting(both, device) is not None
     return widest in SM80_JOINT and _fitting(both, _sm80_tiles(both), device) is not None
 
 
@@ -74,14 +78,25 @@ def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
         return _tiled(variant, NAIVE_TILE)
     if family == "simt":
         gradients = 2 if variant.first and variant.second else 1
-        for tile in MATRIX_TILES.get((gradients, widest), ()) if variant.tile.matrix else ():
-            found = _tiled(variant, tile)
-            if found.shared_memory <= device.shared_memory:
-                return found
-        return _tiled(variant, SIMT_TILES[gradients, variant.accumulate, widest])
+        found = _matrix_fitting(variant, device)
+        return found or _tiled(variant, SIMT_TILES[gradients, variant.accumulate, widest])
     fitting = _fitting(variant, _group_tiles(variant, device) + _sm80_tiles(variant), device)
     assert fitting is not None, "the last tile fits on every GPU"
     return fitting
+
+
+def _matrix_fitting(variant: BackwardVariant, device: Device) -> BackwardVariant | None:
+    """Return the variant with the first tile of the float64 tensor cores that fits, if any."""
+    if not variant.tile.matrix:
+        return None
+    gradients = 2 if variant.first and variant.second else 1
+    sums = variant.bias_sums or variant.slope_sums or variant.scale_sums
+    narrowest = min(variant.forward.head_dim, variant.forward.head_dim_v)
+    for tile in MATRIX_TILES.get((gradients, _widest(variant.forward)), ()):
+        found = _tiled(variant, replace(tile, chunk_d=min(tile.chunk_d, narrowest)))
+        if found.shared_memory <= device.shared_memory and not (sums and tile.threads_n > 4):
+            return found
+    return None
 
 
 def _group_tiles(variant: BackwardVariant, device: Device) -> tuple[Tile, ...]:

@@ -97,7 +97,8 @@ class BackwardVariant:
         tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
         d, p = self.forward.head_dim, self.forward.head_dim_v
         pad = MATRIX_PAD if tile.matrix else 16 // itemsize
-        own = d + p + 2 * pad if max(d, p) <= SIMT_RESIDENT else tile.chunk_d + pad
+        resident = tile.matrix or max(d, p) <= SIMT_RESIDENT
+        own = d + p + 2 * pad if resident else tile.chunk_d + pad
         pairs = tile.block_m * (own + tile.block_n + pad)
         stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (max(d, p) + pad))
         sums = self.bias_sums or self.slope_sums or self.scale_sums
