@@ -207,6 +207,8 @@ SLOWER_THAN_UNFUSED = {
     ("float64", 128): (13.9, 28.4),
     ("float64", 256): (9.6, 38.9),
 }
+# The same of float64 on the tensor cores: the forward part of benchmarks/results/time_backward.json.
+SLOWER_ON_MATRIX = {("float64", 128): (33.3, 35.4)}
 
 
 def _notes(variant: Variant) -> tuple[str, ...]:
@@ -217,10 +219,16 @@ def _notes(variant: Variant) -> tuple[str, ...]:
             f"CuPy (matmul, softmax, matmul) reaches 34 to 95; but {memory}",
         )
     key = variant.accumulate, max(variant.head_dim, variant.head_dim_v)
-    if key not in SLOWER_THAN_UNFUSED:
-        return ()
-    ours, unfused = SLOWER_THAN_UNFUSED[key]
+    units: tuple[str, ...] = ()
+    if variant.accumulate == "float64":
+        how = "on the tensor cores" if variant.tile.matrix else "by fused multiply-adds"
+        units = (f"multiplies {how}",)
+    slower = SLOWER_ON_MATRIX if variant.tile.matrix else SLOWER_THAN_UNFUSED
+    if key not in slower:
+        return units
+    ours, unfused = slower[key]
     return (
+        *units,
         f"slower than unfused CuPy today: {ours} against {unfused} TFLOP/s on an H200 at "
         f"n = 4096, but {memory}",
     )
