@@ -36,9 +36,9 @@ def _matrix(own: int, others: int, *, blocks: int = 1) -> Tile:
 # The same of float64 on the tensor cores, the fastest first: the first is taken whose shared memory
 # the GPU has. Above 64 columns they are no faster (docs/kernels.md).
 MATRIX_TILES = {
-    (1, 32): (_matrix(128, 32), _matrix(64, 32, blocks=2)),
+    (1, 32): (_matrix(128, 32),),
     (1, 64): (_matrix(128, 32), _matrix(64, 32, blocks=2)),
-    (2, 32): (_matrix(128, 32), _matrix(64, 32, blocks=2)),
+    (2, 32): (_matrix(128, 32),),
     (2, 64): (_matrix(128, 16), _matrix(64, 16, blocks=2)),
 }
 
