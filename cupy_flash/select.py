@@ -56,7 +56,7 @@ SIMT_SCORE_TILES = SIMT_TILES | {
 # the first is taken whose shared memory the GPU has.
 MATRIX_TILES = {
     32: (_matrix_tile(64, 32, 32, blocks=3),),
-    64: (_matrix_tile(128, 32, 64), _matrix_tile(64, 32, 64, blocks=2)),
+    64: (_matrix_tile(128, 32, 64),),
     128: (
         _matrix_tile(128, 32, 128),
         _matrix_tile(128, 16, 128),

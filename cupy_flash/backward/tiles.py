@@ -42,10 +42,10 @@ def _matrix(
 # The same of float64 on the tensor cores, the fastest first: the first is taken whose shared memory
 # the GPU has. Warps that share rows leave no sums over them.
 MATRIX_TILES = {
-    (1, 32): (_matrix(128, 32, 32, 32), _matrix(64, 32, 32, 32, blocks=2)),
+    (1, 32): (_matrix(128, 32, 32, 32),),
     (1, 64): (_matrix(128, 32, 32, 32), _matrix(64, 32, 32, 32, blocks=2)),
-    (1, 128): (_matrix(64, 64, 32, 16, parts=2), _matrix(64, 32, 64, 16, parts=2)),
-    (2, 32): (_matrix(128, 32, 32, 32), _matrix(64, 32, 32, 32, blocks=2)),
+    (1, 128): (_matrix(64, 64, 32, 16, parts=2),),
+    (2, 32): (_matrix(128, 32, 32, 32),),
     (2, 64): (
         _matrix(64, 32, 64, 32, parts=2),
         _matrix(128, 16, 32, 16),

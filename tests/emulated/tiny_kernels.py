@@ -50,6 +50,8 @@ PRIMITIVES = (
     "ptx/async_copy",
     "ptx/pack",
     "ptx/matrix",
+    "ptx/matrix64",
+    "ptx/wgmma",
 )
 ELEMENTS = """
 #line 1 "elements.cuh"

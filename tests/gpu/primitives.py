@@ -282,7 +282,7 @@ PRIMITIVES = {
             128,
             copied(size),
         )
-        for size in (16, 4)
+        for size in (16, 8, 4)
     },
     "pack_pair of float16": Primitive(
         PACK.replace("TYPE", "Float16"), float_edges(), 64, 32, packed(np.float16)

@@ -54,7 +54,7 @@ const char* run_blocks(Block& block, const unsigned* blocks, unsigned count) {
     state.steps = 0;
     shared.poison();
     proxy.begin_block();
-    for (GroupProducts& products : group_products) products.clear();
+    for (unsigned i = 0; i < state.block_threads; ++i) group_products[i].clear();
     const bool ran = block.run(&Kernel<Params>::run_thread);
     if (!ran || !shared.guards_intact() || !groups_agree()) return state.message;
   }

@@ -7,8 +7,6 @@
 // has passed a proxy fence.
 #pragma once
 
-#include <vector>
-
 #include "matrix.hpp"
 #include "proxy.hpp"
 
@@ -119,78 +117,107 @@ void compute_group_product(const GroupProduct& product, float* d) {
   }
 }
 
-// What one thread has issued and not waited for, oldest first.
+// What one thread has issued and not waited for, oldest first. Arrays of a fixed size, since sanitized builds have
+// no C++ library.
 class GroupProducts {
  public:
   void clear() {
-    pending_.clear();
-    sums_.clear();
+    pending_ = 0;
+    sums_ = 0;
     groups_ = 0;
     started_ = 0;
+    issued_ = 0;
     begun_ = false;
   }
 
-  bool empty() const { return pending_.empty(); }
-  bool begun() const { return begun_; }
+  bool empty() const { return pending_ == 0; }
+  bool full() const { return pending_ == kCapacity; }
   unsigned long long started() const { return started_; }
+  // A number that tells which products were issued, in which order.
+  unsigned long long issued() const { return issued_; }
+
+  // Whether a product may read its registers: a fence came since those of the last one that has ended were the
+  // thread's again, or all that it reads are sums that another product adds to.
+  bool may_start(const GroupProduct& product) const {
+    return begun_ || (product.a_in_shared && is_pending(product.d));
+  }
+
   void begin() { begun_ = true; }
   void commit() { ++groups_; }
 
   void start(GroupProduct product) {
     product.group = groups_;
     ++started_;
+    note(product.a_bits);
+    note(product.b_bits);
+    note(static_cast<unsigned long long>(product.site.line));
+    note(product.tiles * 4 + product.transposed * 2 + product.adds);
     if (state.copies_land_early) {
       product.compute(product, product.d);
-    } else if (find(product.d) == nullptr) {
-      const unsigned count = 4 * product.tiles;
-      sums_.push_back(Sums{product.d, std::vector<float>(product.d, product.d + count)});
-      memset(product.d, 0xFF, count * sizeof(float));
+    } else if (!is_pending(product.d)) {
+      Sums& sums = sums_of_[sums_++];
+      sums.d = product.d;
+      sums.bytes = 4 * product.tiles * sizeof(float);
+      memcpy(sums.value, product.d, sums.bytes);
+      memset(product.d, 0xFF, sums.bytes);
     }
-    pending_.push_back(product);
+    products_[pending_++] = product;
   }
 
   void wait(unsigned pending_groups) {
-    size_t done = 0;
-    for (; done < pending_.size(); ++done) {
-      const GroupProduct& product = pending_[done];
+    unsigned done = 0;
+    for (; done < pending_; ++done) {
+      const GroupProduct& product = products_[done];
       if (product.group + pending_groups >= groups_) break;
-      if (!state.copies_land_early) product.compute(product, find(product.d)->value.data());
+      if (!state.copies_land_early) product.compute(product, find(product.d).value);
     }
-    pending_.erase(pending_.begin(), pending_.begin() + static_cast<long>(done));
-    for (size_t i = 0; i < sums_.size();) {
-      if (is_pending(sums_[i].d)) {
+    for (unsigned i = done; i < pending_; ++i) products_[i - done] = products_[i];
+    pending_ -= done;
+    for (unsigned i = 0; i < sums_;) {
+      Sums& sums = sums_of_[i];
+      if (is_pending(sums.d)) {
         ++i;
         continue;
       }
-      memcpy(sums_[i].d, sums_[i].value.data(), sums_[i].value.size() * sizeof(float));
-      sums_.erase(sums_.begin() + static_cast<long>(i));
+      memcpy(sums.d, sums.value, sums.bytes);
+      sums = sums_of_[--sums_];
     }
-    if (pending_.empty()) begun_ = false;
+    if (done > 0 || pending_ == 0) begun_ = false;
   }
 
+  static constexpr unsigned kCapacity = 64;
+
  private:
+  static constexpr unsigned kMostTiles = 32;  // N is 256 at most
+
   // Sums while products that add to them are pending.
   struct Sums {
     float* d;
-    std::vector<float> value;
+    size_t bytes;
+    float value[4 * kMostTiles];
   };
 
-  Sums* find(const float* d) {
-    for (Sums& sums : sums_)
-      if (sums.d == d) return &sums;
-    return nullptr;
+  void note(unsigned long long part) { issued_ = (issued_ ^ part) * 1099511628211ull; }
+
+  Sums& find(const float* d) {
+    unsigned i = 0;
+    while (sums_of_[i].d != d) ++i;
+    return sums_of_[i];
   }
 
   bool is_pending(const float* d) const {
-    for (const GroupProduct& product : pending_)
-      if (product.d == d) return true;
+    for (unsigned i = 0; i < pending_; ++i)
+      if (products_[i].d == d) return true;
     return false;
   }
 
-  std::vector<GroupProduct> pending_;
-  std::vector<Sums> sums_;
+  GroupProduct products_[kCapacity];
+  Sums sums_of_[kCapacity];
+  unsigned pending_ = 0;
+  unsigned sums_ = 0;
   unsigned long long groups_ = 0;
   unsigned long long started_ = 0;
+  unsigned long long issued_ = 0;
   bool begun_ = false;
 };
 
@@ -230,9 +257,16 @@ inline void start_group_product(GroupProduct product, const unsigned* a) {
     if (memcmp(lanes[i].descriptors, own.descriptors, sizeof own.descriptors) != 0)
       problem = "lanes differ in it";
   }
-  if (problem == nullptr && !own_group_products().begun()) problem = "no wgmma.fence came before";
   if (problem != nullptr) {
     record_failure("wgmma (%s:%d), descriptor: %s", product.site.file, product.site.line, problem);
+    abandon_thread();
+  }
+  if (!own_group_products().may_start(product)) {
+    record_failure("wgmma (%s:%d): no wgmma.fence came before", product.site.file, product.site.line);
+    abandon_thread();
+  }
+  if (own_group_products().full()) {
+    record_failure("more than %u wgmma of one thread are pending", GroupProducts::kCapacity);
     abandon_thread();
   }
   own_group_products().start(product);
@@ -252,15 +286,28 @@ void multiply_group(Site site, float (&d)[kTiles][4], unsigned long long a, unsi
                       nullptr);
 }
 
-// Whether the warps of each four have issued as many products: hardware wants all four at each. False if not.
+// Whether the warps of each four have issued the same products: hardware wants all four at each, with the same
+// descriptors. False if not.
 inline bool groups_agree() {
   constexpr unsigned kGroup = 4 * kLanes;
   for (unsigned thread = 0; thread < state.block_threads; ++thread) {
-    const unsigned long long first = group_products[thread / kGroup * kGroup].started();
-    if (group_products[thread].started() == first) continue;
-    record_failure("the warps of group %u issued %llu and %llu wgmma: all four take part in each",
-                   thread / kGroup, first, group_products[thread].started());
-    return false;
+    const unsigned group = thread / kGroup;
+    const GroupProducts& first = group_products[group * kGroup];
+    const GroupProducts& own = group_products[thread];
+    if (own.started() != first.started()) {
+      record_failure("the warps of group %u issued %llu and %llu wgmma: all four take part in each", group,
+                     first.started(), own.started());
+      return false;
+    }
+    if (own.issued() != first.issued()) {
+      record_failure("warps 0 and %u of group %u issued different wgmma, or with different descriptors",
+                     thread % kGroup / kLanes, group);
+      return false;
+    }
+    if (own.started() > 0 && (group + 1) * kGroup > state.block_threads) {
+      record_failure("group %u has fewer than four warps: all four take part in each wgmma", group);
+      return false;
+    }
   }
   return true;
 }
