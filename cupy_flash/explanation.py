@@ -207,7 +207,7 @@ SLOWER_THAN_UNFUSED = {
     ("float64", 128): (13.9, 28.4),
     ("float64", 256): (9.6, 38.9),
 }
-# The same of float64 on the tensor cores: the forward part of benchmarks/results/time_backward.json.
+# The same of float64 on the tensor cores: the forward part of time_backward.json beside it.
 SLOWER_ON_MATRIX = {("float64", 128): (33.3, 35.4)}
 
 

@@ -13,22 +13,24 @@ MATRIX_MUTANTS = {
     "rows of fragments overlap": Mutant(THREADS, "(8 * kRows) + thread_m % 8", "8 + thread_m % 8"),
     "eight rows further is forgotten": Mutant(THREADS, "thread_m % 8 + r * 8", "thread_m % 8"),
     "columns of sums are four apart": Mutant(
-        THREADS, "thread_n * 2 + j % 2; }", "thread_n + j % 2 * 4; }"
+        THREADS,
+        "(j / 2 * kThreadsN + thread_n) * 2 + j % 2;",
+        "j / 2 * kThreadsN * 2 + thread_n + j % 2 * 4;",
     ),
     "rows of the left fragment are swapped": Mutant(
         THREADS, "row_of(2 * t + i % 2), column", "row_of(2 * t + 1 - i % 2), column"
     ),
     "columns of the left fragment are another's": Mutant(
-        THREADS, "column + i / 2 * 4 + thread_n", "column + i / 2 + thread_n * 4"
+        THREADS, "column + i / 2 * 4 + place()", "column + i / 2 + place() * 4"
     ),
     "columns of K are in another order than Q's": Mutant(
-        THREADS, "k + 4 * i + thread_n);\n", "k + i + 4 * thread_n);\n"
+        THREADS, "right_of(j), k + 4 * i + place());", "right_of(j), k + i + 4 * place());"
     ),
     "every 16 columns of Q are the first": Mutant(
         THREADS, "load_left(rows, column + k, a)", "load_left(rows, column, a)"
     ),
     "keys of P are in another order than V's": Mutant(
-        THREADS, "others.at(other_of(k + i), 8", "others.at(4 * k + 4 * i + thread_n, 8"
+        THREADS, "others.at(other_of(k + i), right", "others.at(4 * k + 4 * i + place(), right"
     ),
     "rows of P take their keys' place": Mutant(
         THREADS, "weights(2 * t + i % 2, k + i / 2)", "weights(2 * t + i / 4, k + i % 4)"
@@ -124,19 +126,24 @@ BACKWARD_MATRIX_MUTANTS = {
     "rows of fragments overlap": Mutant(THREADS, "(8 * kRows) + thread_m % 8", "8 + thread_m % 8"),
     "eight rows further is forgotten": Mutant(THREADS, "thread_m % 8 + r * 8", "thread_m % 8"),
     "columns of sums are four apart": Mutant(
-        THREADS, "thread_n * 2 + j % 2; }", "thread_n + j % 2 * 4; }"
+        THREADS,
+        "(j / 2 * kThreadsN + thread_n) * 2 + j % 2;",
+        "j / 2 * kThreadsN * 2 + thread_n + j % 2 * 4;",
     ),
     "rows of the left fragment are swapped": Mutant(
         THREADS, "row_of(2 * t + i % 2), column", "row_of(2 * t + 1 - i % 2), column"
     ),
     "others are in another order than the weights'": Mutant(
-        THREADS, "others.at(k + 4 * i + thread_n, 8", "others.at(k + i + 4 * thread_n, 8"
+        THREADS, "others.at(k + 4 * i + place(), right", "others.at(k + i + 4 * place(), right"
     ),
     "every 16 weights are the first": Mutant(
         THREADS, "load_left(weights, other + k, a)", "load_left(weights, other, a)"
     ),
     "columns of others are in another order than own ones": Mutant(
-        THREADS, "k + 4 * i + thread_n);\n", "k + i + 4 * thread_n);\n", ["wide"]
+        THREADS,
+        "right_of(j), k + 4 * i + place());",
+        "right_of(j), k + i + 4 * place());",
+        ["wide"],
     ),
     "the second row's sum goes to the first": Mutant(
         THREADS, "X(2 * t + 1, 2 * j) = c[2];", "X(2 * t, 2 * j) = c[2];"
@@ -152,6 +159,15 @@ BACKWARD_MATRIX_MUTANTS = {
         BACKWARD_BLOCK,
         "pairs().data + kBlockM * PairTile::kPitch",
         "pairs().data + kBlockN * PairTile::kPitch",
+    ),
+    "warps that share rows have the same columns": Mutant(
+        THREADS, "8 * (j * kParts + thread_n / 4)", "8 * (j * kParts)", ["wider"]
+    ),
+    "warps that share rows have rows of their own": Mutant(
+        THREADS, "threadIdx.x / (32 * kParts) * 8", "threadIdx.x / 32 * 8", ["wider"]
+    ),
+    "warps that share rows have columns of their own sums alone": Mutant(
+        THREADS, "threadIdx.x / 32 % kParts * 4", "0", ["wider"]
     ),
     "sums of pairs begin within the stage": Mutant(
         BACKWARD_BLOCK, "sizeof(A) * (stage() + kStage - shared)", "sizeof(A) * kOwn1", ["sums"]

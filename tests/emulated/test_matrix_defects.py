@@ -39,6 +39,7 @@ QKV = ("q", "k", "v")
 BACKWARD_CASES = {
     "plain": (replace(PLAIN, m=140, scale=0.3), QKV),
     "wide": (replace(PLAIN, d=50, p=64), QKV),
+    "wider": (replace(PLAIN, m=70, d=100, p=120), QKV),
     "sums": (replace(PLAIN, bias="keys", softcap=1.5), ("bias", "scale")),
 }
 # In order and copies late, the two greedy ones with copies early and late.
