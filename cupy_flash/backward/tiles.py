@@ -51,7 +51,7 @@ MATRIX_TILES = {
         _matrix(128, 16, 32, 16),
         _matrix(64, 16, 32, 16, blocks=2),
     ),
-    (2, 128): (_matrix(64, 32, 64, 16, parts=2),),
+    (2, 128): (_matrix(64, 32, 32, 16, parts=2),),
 }
 
 # Head-dim buckets that take the kernels of another one: 192 columns can't be split among warps. Its
