@@ -1,5 +1,5 @@
-// Gradients of attention on the tensor cores (mma.sync), for 16-bit elements, d and p to 256, Ampere and
-// newer.
+// Gradients of attention on the tensor cores, for 16-bit elements, d and p to 256, Ampere and newer: by mma.sync,
+// here, and on Hopper by wgmma, in sm80_backward_groups.cuh.
 //
 // A block has the gradients of its own rows (dQ), or of its own keys (dK, dV), in registers, and lets the
 // others pass by: for each tile of them a warp multiplies S and dP, makes P and dS of them, and adds their
@@ -15,6 +15,8 @@
 #include "sm80_backward_block.cuh"
 #include "sm80_backward_copies.cuh"
 #include "sm80_backward_epilogue.cuh"
+#include "sm80_backward_gradients.cuh"
+#include "sm80_backward_groups.cuh"
 #include "sm80_backward_scores.cuh"
 #include "types.cuh"
 
@@ -31,39 +33,6 @@ struct OwnFragments {
     load_matrix(OwnTile::further(address, step, 16 * tile), a);
   }
 };
-
-// Adds 0 times each sum, which is 0 if all are finite.
-template <class Sums>
-__device__ __forceinline__ float multiples_of_zero(Sums& sums, float zero) {
-#pragma unroll
-  for (int r = 0; r < Sums::kRows; ++r) {
-#pragma unroll
-    for (int c = 0; c < Sums::kColumns; ++c) zero = multiply_add(sums(r, c), 0.0f, zero);
-  }
-  return zero;
-}
-
-// The sums that a warp has of its own rows' or keys' gradients.
-template <class Config, class Block>
-struct Gradients {
-  typename Block::FirstSums first;
-  typename Either<Config::kSecond, typename Block::SecondSums, RegisterTile<float, 1, 1>>::Type second;
-
-  __device__ __forceinline__ void clear() {
-    if constexpr (Config::kFirst) first.clear();
-    if constexpr (Config::kSecond) second.clear();
-  }
-
-  // Whether a thread's share of them is finite.
-  __device__ __forceinline__ bool finite() {
-    float zero = 0.0f;
-    if constexpr (Config::kFirst) zero = multiples_of_zero(first, zero);
-    if constexpr (Config::kSecond) zero = multiples_of_zero(second, zero);
-    return zero == 0.0f;
-  }
-};
-
-#include "sm80_backward_groups.cuh"
 
 // Writes a warp's P or dS, rounded, to where the warps that share its rows read it.
 template <class T, class Block>
@@ -307,18 +276,7 @@ __device__ __forceinline__ void backward_sm80(const BackwardParams& params) {
         if (threadIdx.x == 0) block.work() = without_entries<Config>(schedule);
         __syncthreads();
       }
-      const OwnTile& done = block.work().own;
-      if constexpr (Config::kFirst) {
-        const Operand& operand = Config::kOfKeys ? params.dk : params.dq;
-        const float scale = static_cast<float>(forward.scale_s * forward.scale_q);
-        store_gradients(block, block.own_first(), operand, own_entry_of<T>(operand, done),
-                        static_cast<int>(forward.d), scale, gradients.first);
-      }
-      if constexpr (Config::kSecond) {
-        constexpr float kUnscale = is_float16<T> ? 0x1p-15f : 1.0f;
-        store_gradients(block, block.own_second(), params.dv, own_entry_of<T>(params.dv, done),
-                        static_cast<int>(forward.p), kUnscale, gradients.second);
-      }
+      gradients.store(params, block);
     }
     if constexpr (Block::kPairSums) {
       const OwnTile done = schedule.current();

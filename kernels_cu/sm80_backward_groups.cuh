@@ -9,6 +9,7 @@
 #include "sm80_backward_block.cuh"
 #include "sm80_backward_copies.cuh"
 #include "sm80_backward_epilogue.cuh"
+#include "sm80_backward_gradients.cuh"
 #include "sm80_backward_scores.cuh"
 #include "types.cuh"
 

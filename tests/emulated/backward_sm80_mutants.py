@@ -6,6 +6,7 @@ from mutants import Mutant, sm80
 
 KERNEL = "backward_sm80.cuh"
 BLOCK = "sm80_backward_block.cuh"
+GRADIENTS = "sm80_backward_gradients.cuh"
 SCORES = "sm80_backward_scores.cuh"
 MASK = "mask.cuh"
 TILE = "score_tile.cuh"
@@ -94,7 +95,7 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         KERNEL, "gradients.clear();", "if (!careful) gradients.clear();", ["hidden NaN"]
     ),
     "dv isn't looked at": sm80(
-        KERNEL,
+        GRADIENTS,
         "if constexpr (Config::kSecond) zero = multiples_of_zero(second, zero);",
         "",
         ["hidden NaN of dO"],
@@ -126,7 +127,7 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
     ),
     # What is written.
     "dv keeps the power of two of P": sm80(
-        KERNEL,
+        GRADIENTS,
         "constexpr float kUnscale = is_float16<T> ? 0x1p-15f : 1.0f;",
         "constexpr float kUnscale = 1.0f;",
         ["keys"],
@@ -135,7 +136,7 @@ BACKWARD_SM80_MUTANTS: dict[str, Mutant] = {
         SCORES, "is_float16<typename Block::T> ? 0x1p-15f : 1.0f", "1.0f", ["rows"]
     ),
     "the gradient lacks the sign of the scale": sm80(
-        KERNEL, "forward.scale_s * forward.scale_q", "forward.scale_s", ["negative scale"]
+        GRADIENTS, "forward.scale_s * forward.scale_q", "forward.scale_s", ["negative scale"]
     ),
     "the scale's gradient has the scaled q": sm80(
         KERNEL, "1.0f / static_cast<float>(forward.scale_q)", "1.0f", ["scale"]
