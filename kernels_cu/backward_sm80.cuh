@@ -223,7 +223,6 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
 template <class Config>
 __device__ __forceinline__ void backward_sm80(const BackwardParams& params) {
   using Block = Sm80BackwardBlock<Config>;
-  using T = typename Block::T;
   constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
   const Block block;
   const Params& forward = params.forward;

@@ -16,6 +16,7 @@ from option_arrays import visible
 from option_mutants import OPTION_MUTANTS
 from probe_tools import assert_same_bits
 from problems import Arrays
+from sampled_params import some
 from score_mutants import SCORE_MUTANTS
 from score_tile_mutants import SCORE_TILE_MUTANTS
 from test_planted_defects import CAUGHT, HEADS, PLAIN, SCHEDULES
@@ -202,7 +203,7 @@ def test_kernels_without_a_defect_pass(case: str, kernel: str) -> None:
     assert run_isolated(battery, kernel, [case], None) == "passed"
 
 
-@pytest.mark.parametrize("name", ALL_MUTANTS)
+@pytest.mark.parametrize("name", some(ALL_MUTANTS, 2))
 def test_defect_is_caught(name: str, tmp_path: Path) -> None:
     verdict = ALL_MUTANTS[name].verdict(battery, tmp_path / "kernels_cu")
     print(verdict)
