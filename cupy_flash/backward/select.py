@@ -37,8 +37,10 @@ def choose_forward(problem: BackwardProblem, device: Device) -> Variant:
     chosen = replace(chosen, sinks=None)
     if chosen.family != "sm80":
         return chosen
-    wider = SM80_WIDER | (GROUP_WIDER if device.warpgroups else {})
-    d, p = (wider.get(x, x) for x in (chosen.head_dim, chosen.head_dim_v))
+    d, p = (SM80_WIDER.get(x, x) for x in (chosen.head_dim, chosen.head_dim_v))
+    grouped = GROUP_WIDER.get(d, d), GROUP_WIDER.get(p, p)
+    if device.warpgroups and {*grouped} <= {*GROUP_HEAD_DIMS}:
+        d, p = grouped
     return replace(chosen, head_dim=d, head_dim_v=p, unit=min(chosen.unit, problem.do.unit))
 
 

@@ -46,6 +46,18 @@ def test_shapes_stand_for_contiguous_gpu_arrays(dtype, arch):
     assert f"sm_{arch}" in str(told)
 
 
+@pytest.mark.parametrize(
+    ("arch", "d", "units"),
+    [(80, 64, "tensor cores"), (90, 128, "tensor cores"), (86, 64, "fused"), (90, 256, "fused")],
+)
+def test_float64_says_by_what_it_is_multiplied(arch, d, units):
+    pair = ((2, 100, d), "float64")
+    told = explain(pair, pair, pair, arch=arch)
+    assert any(units in note for note in told.notes)
+    slower = any("slower than unfused" in note for note in told.notes)
+    assert slower == ((arch, d) != (80, 64))
+
+
 def test_without_a_gpu_pairs_are_explained_for_90():
     assert explain(PAIR, PAIR, PAIR).variant.arch == 90
 
