@@ -81,6 +81,16 @@ FAMILIES: dict[str, Axes] = {
         "options": tuple(OPTIONS),
         "arch": ARCHS[1:],
     },
+    # The head dims that have warpgroups, with every pass and set of options.
+    "sm80 groups": {
+        "dtypes": DTYPES[:2],
+        "d": (64, 128),
+        "p": (64, 128),
+        "unit": (16, 4, 2),
+        "pass": tuple(PASSES),
+        "options": tuple(OPTIONS),
+        "arch": (90,),
+    },
 }
 
 
@@ -89,7 +99,7 @@ def rows(family: str) -> list[Row]:
     axes = FAMILIES[family]
     if "d" not in axes:
         return cover(axes)
-    dtypes = DTYPES[1:2] if family == "sm80" else DTYPES[2:4]
+    dtypes = DTYPES[2:4] if family == "simt" else DTYPES[1:2]
     settings = itertools.product(dtypes, axes["d"], ("q", "kv"))
     plain = {"options": "plain", "arch": 90} | ({"unit": 16} if "unit" in axes else {})
     return cover(axes, [plain | {"dtypes": x, "d": d, "p": d, "pass": y} for x, d, y in settings])
@@ -120,7 +130,7 @@ def variant(family: str, row: Row) -> BackwardVariant:
     if "bias" in given:
         arrays["bias"] = _shape(*given["bias"])
     others = {name: x for name, x in given.items() if name not in arrays}
-    options = check_options(**{"offset": 0} | others, **arrays, kernel=family)
+    options = check_options(**{"offset": 0} | others, **arrays, kernel=family.split()[0])
     shapes = {"q": (2, 4, ROWS, d), "k": (2, 2, KEYS, d), "v": (2, 2, KEYS, p)}
     infos = {
         name: _shape(dtype, shape)
