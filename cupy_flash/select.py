@@ -19,16 +19,18 @@ DEFAULT_SHARED_MEMORY = 49_152
 SHARED_MEMORY = {"simt": 65_536, "sm80": 101_376}
 # Largest and smallest magnitude of a scale that sm80 splits between q in 16 bits and a float32.
 SM80_SCALES = (2.0**-100, 2.0**100)
-# sm80 counts keys in 32 bits.
-SM80_KEYS = 2**30
+# The tensor cores' kernels count keys in 32 bits.
+MOST_KEYS = 2**30
 
 # One warp a row, four rows a block; lane j has key j of a tile.
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 
 
-def _matrix_tile(rows: int, keys: int, columns: int, *, blocks: int = 1) -> Tile:
-    """Return a tile whose warps multiply 16 rows each on the float64 tensor cores."""
-    return Tile(rows, keys, rows // 2, 4, columns, keys, blocks, matrix=True)
+def _matrix_tile(
+    rows: int, keys: int, columns: int, *, of_warp: int = 16, blocks: int = 1
+) -> Tile:
+    """Return a tile whose warps multiply so many rows each by mma.sync."""
+    return Tile(rows, keys, 8 * (rows // of_warp), 4, columns, keys, blocks, matrix=True)
 
 
 # (accumulation type, head-dim bucket that both d and p fit) -> tile.
@@ -52,17 +54,24 @@ SIMT_SCORE_TILES = SIMT_TILES | {
     ("float64", 64): Tile(32, 64, 8, 16, 16, 8, 2),
 }
 
-# Head-dim bucket that both d and p fit -> tiles of float64 on the tensor cores, the fastest first:
-# the first is taken whose shared memory the GPU has.
+# (element type, head-dim bucket that both d and p fit) -> tiles of simt on the tensor cores by
+# mma.sync, the fastest first: the first is taken whose shared memory the GPU has.
 MATRIX_TILES = {
-    32: (_matrix_tile(64, 32, 32, blocks=3),),
-    64: (_matrix_tile(128, 32, 64),),
-    128: (
+    ("float32", 32): (_matrix_tile(128, 64, 32, of_warp=32, blocks=2),),
+    ("float32", 64): (_matrix_tile(128, 32, 64, of_warp=32, blocks=2),),
+    ("float32", 128): (_matrix_tile(64, 32, 128, blocks=3),),
+    ("float32", 256): (_matrix_tile(128, 32, 256),),
+    ("float64", 32): (_matrix_tile(64, 32, 32, blocks=3),),
+    ("float64", 64): (_matrix_tile(128, 32, 64),),
+    ("float64", 128): (
         _matrix_tile(128, 32, 128),
         _matrix_tile(128, 16, 128),
         _matrix_tile(64, 16, 128, blocks=2),
     ),
 }
+# Head-dim buckets of float32 by warpgroups (wgmma), and their tile: four warps have 64 rows.
+SPLIT_HEAD_DIMS = (64, 128)
+SPLIT_TILE = Tile(128, 64, 64, 4, groups=True)
 
 # Head-dim bucket that both d and p fit -> tile; docs/kernels.md has the measurements.
 SM80_TILES = {
@@ -124,7 +133,7 @@ def _obstacles(family: str, problem: Problem, device: Device) -> tuple[str, ...]
         smallest, largest = SM80_SCALES
         if problem.scale and not smallest <= abs(problem.scale) <= largest:
             against.append(f"scale is {problem.scale}, outside +-[2**-100, 2**100]")
-        if problem.n > SM80_KEYS:
+        if problem.n > MOST_KEYS:
             against.append(f"n is {problem.n}, above 2**30")
     if device.shared_memory < SHARED_MEMORY[family]:
         against.append(
@@ -145,7 +154,7 @@ def _bucket(family: str, size: int) -> int:
 
 def _variant(family: str, problem: Problem, device: Device) -> Variant:
     head_dim = head_dim_v = unit = 0
-    tile, matrix = NAIVE_TILE, False
+    tile = NAIVE_TILE
     if family != "naive":
         head_dim, head_dim_v = _bucket(family, problem.d), _bucket(family, problem.p)
     widest = max(head_dim, head_dim_v)
@@ -153,8 +162,6 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
         tiles = SIMT_SCORE_TILES if _scores_one_by_one(problem) else SIMT_TILES
         tile = tiles[problem.accumulate, widest]
         tile = replace(tile, chunk_d=min(tile.chunk_d, head_dim))
-        matrix = problem.q.dtype == problem.k.dtype == problem.v.dtype == "float64"
-        matrix = matrix and device.float64_matrix
     elif family == "sm80":
         unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
         tile = _sm80_tile(widest, device)
@@ -181,8 +188,8 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
         tile=tile,
         unit=unit,
     )
-    if family == "simt" and matrix:
-        variant = _on_matrix(variant, widest, device)
+    if family == "simt" and problem.n <= MOST_KEYS:
+        variant = _on_tensor_cores(variant, problem.precision, device)
     if family == "sm80" and (problem.mask is not None or problem.bias is not None):
         variant = _fitting(variant, device)
     return _intern(variant)
@@ -209,10 +216,19 @@ def _scores_one_by_one(problem: Problem) -> bool:
     return any(option is not None for option in options)
 
 
-def _on_matrix(variant: Variant, widest: int, device: Device) -> Variant:
-    """Return the variant with a tile of the float64 tensor cores, if one is for these head dims."""
-    for tile in MATRIX_TILES.get(widest, ()):
-        found = replace(variant, tile=replace(tile, chunk_d=variant.head_dim))
+def _on_tensor_cores(variant: Variant, precision: str | None, device: Device) -> Variant:
+    """Return the variant with a tile of the tensor cores, if there is one for it."""
+    dtype, widest = variant.accumulate, max(variant.head_dim, variant.head_dim_v)
+    if {variant.q, variant.k, variant.v} != {dtype} or not device.matrix_floats:
+        return variant
+    tf32 = dtype == "float32" and precision == "tf32"
+    if dtype == "float32" and device.warpgroups and widest in SPLIT_HEAD_DIMS:
+        narrowest = SPLIT_HEAD_DIMS[0]
+        d, p = max(variant.head_dim, narrowest), max(variant.head_dim_v, narrowest)
+        return replace(variant, head_dim=d, head_dim_v=p, tile=SPLIT_TILE, tf32=tf32)
+    for tile in MATRIX_TILES.get((dtype, widest), ()):
+        tile = replace(tile, chunk_d=variant.head_dim)
+        found = replace(variant, tile=tile, tf32=tf32)
         if found.shared_memory <= device.shared_memory:
             return found
     return variant

@@ -187,7 +187,7 @@ def _forward(variant: Variant) -> _Constants:
     elif variant.family == "simt":
         sizes |= {"kThreadsM": tile.threads_m, "kThreadsN": tile.threads_n}
         sizes |= {"kChunkD": tile.chunk_d, "kChunkN": tile.chunk_n}
-        flags["kMatrix"] = tile.matrix
+        flags |= {"kMatrix": tile.matrix, "kGroups": tile.groups, "kTf32": variant.tf32}
     sizes |= {
         "kHeadDim": variant.head_dim,
         "kHeadDimV": variant.head_dim_v,
@@ -217,7 +217,7 @@ def _softmax(variant: SoftmaxVariant) -> _Constants:
 
 def target(variant: AnyVariant) -> str:
     """Return the architecture that a variant is compiled for, as in sm_90a."""
-    groups = isinstance(variant, BackwardVariant) and variant.tile.groups
+    groups = isinstance(variant, Variant | BackwardVariant) and variant.tile.groups
     return f"{variant.arch}{'a' if groups else ''}"
 
 

@@ -11,9 +11,9 @@ WARP = 32
 # What a block of sm80 keeps in shared memory beside its tiles.
 SM80_WORK_BYTES = 192
 
-# Elements between rows of float64 in shared memory where the tensor cores multiply.
+# Elements between rows in simt's shared memory where the tensor cores multiply, and those of V.
 MATRIX_PAD = 4
-ALTERNATE_PAD = 2
+ALTERNATE_PAD = {"float32": 4, "float64": 2}
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Tile:
     split : int
         Warps that share rows and take turns at columns (the backward pass).
     matrix : bool
-        Whether warps multiply float64 on the tensor cores: thread t has rows and columns of
-        fragments (simt).
+        Whether warps multiply by mma.sync: thread t has rows and columns of fragments (simt).
     groups : bool
-        Whether four warps multiply together, which sm_90a alone can (the backward pass).
+        Whether four warps multiply together by wgmma, which sm_90a alone can: float32 (simt), and
+        the backward pass.
     """
 
     block_m: int
@@ -86,6 +86,8 @@ class Variant:
     tile : Tile
     unit : int
         Bytes that rows of q, k and v are copied in (sm80).
+    tf32 : bool
+        Whether products of float32 on the tensor cores have the accuracy of TF32 (simt).
     """
 
     family: str
@@ -109,6 +111,7 @@ class Variant:
     sinks: str | None
     tile: Tile
     unit: int = 0
+    tf32: bool = False
     call = "attention"
 
     @property
@@ -141,6 +144,8 @@ class Variant:
             # In the end O takes their place.
             output = tile.block_m * self.head_dim_v * ITEMSIZE[self.o]
             return max(tiles, output) + SM80_WORK_BYTES
+        if tile.groups:
+            return self._split_bytes()
         if tile.matrix:
             return self._matrix_bytes()
         pad = 16 // itemsize
@@ -149,13 +154,25 @@ class Variant:
         p = tile.block_m * (tile.block_n + pad)
         return (q + p + stage) * itemsize
 
+    @property
+    def _pairs(self) -> bool:
+        """Whether products wait in shared memory, so that their rows take turns (simt)."""
+        return bool(self.mask or self.bias or self.softcap or self.alibi)
+
+    def _split_bytes(self) -> int:
+        """Return the bytes of Q, K and V in terms of bfloat16, and of pairs."""
+        tile, terms = self.tile, 2 if self.tf32 else 3
+        elements = (tile.block_m + tile.block_n) * self.head_dim + tile.block_n * self.head_dim_v
+        pairs = tile.block_m * (tile.block_n + 4) * ITEMSIZE["float32"] if self._pairs else 0
+        return elements * terms * ITEMSIZE["bfloat16"] + pairs
+
     def _matrix_bytes(self) -> int:
-        """Return the bytes of Q, K and V in float64, and of pairs where their rows take turns."""
-        tile, d, p = self.tile, self.head_dim + MATRIX_PAD, self.head_dim_v + ALTERNATE_PAD
-        pairs = self.mask or self.bias or self.softcap or self.alibi
+        """Return the bytes of Q, K and V, and of pairs where their rows take turns."""
+        tile, d = self.tile, self.head_dim + MATRIX_PAD
+        p = self.head_dim_v + ALTERNATE_PAD[self.accumulate]
         elements = (tile.block_m + tile.block_n) * d + tile.block_n * p
-        elements += tile.block_m * (tile.block_n + MATRIX_PAD) if pairs else 0
-        return elements * ITEMSIZE["float64"]
+        elements += tile.block_m * (tile.block_n + MATRIX_PAD) if self._pairs else 0
+        return elements * ITEMSIZE[self.accumulate]
 
     def _score_tile(self, along: str | None, itemsize: int) -> int:
         """Return the bytes of a tile of the mask or the bias (sm80)."""

@@ -7,6 +7,7 @@
 // kThreadsM x kThreadsN threads. One has rows kThreadsM apart, and of others kThreadsN apart.
 template <class A, int kThreadsM, int kThreadsN>
 struct SimtThreads {
+  static constexpr bool kSplit = false;
   static constexpr int kVector = Vector<A>::kSize;
   // The columns that a thread has of kColumns x kThreadsN: pieces that it reads at once, kThreadsN apart.
   template <int kColumns>

@@ -95,10 +95,6 @@ struct Transfer {
 
   T value[kColumnSteps][kRowSteps];
 
-  Transfer() = default;
-  template <class Tile>
-  __device__ __forceinline__ explicit Transfer(const Tile&) {}
-
   // Loads from (row, column); what lies at or beyond row_end or column_end, and with kSkip before
   // row_begin, becomes 0 and isn't read.
   template <bool kSkip = false>
@@ -129,9 +125,6 @@ struct Transfer {
       }
     }
   }
-
-  // Nothing is on its way to shared memory.
-  __device__ __forceinline__ void finish() const {}
 
   // Writes to the tile's first kRows rows and kColumns columns, times a factor.
   template <class A, int kTileColumns, int kPad>

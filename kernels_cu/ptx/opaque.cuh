@@ -5,6 +5,7 @@
 #ifdef CUPY_FLASH_EMULATE
 
 __device__ __forceinline__ int opaque(int value) { return value; }
+__device__ __forceinline__ unsigned opaque(unsigned value) { return value; }
 __device__ __forceinline__ long long opaque(long long value) { return value; }
 
 template <class T>
@@ -15,6 +16,11 @@ __device__ __forceinline__ const T* opaque(const T* pointer) {
 #else
 
 __device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+__device__ __forceinline__ unsigned opaque(unsigned value) {
   asm volatile("" : "+r"(value));
   return value;
 }
