@@ -155,23 +155,28 @@ class Variant:
         return (q + p + stage) * itemsize
 
     @property
-    def _pairs(self) -> bool:
-        """Whether products wait in shared memory, so that their rows take turns (simt)."""
+    def scores_one_by_one(self) -> bool:
+        """Whether scores are changed or hidden one by one, which takes registers (simt)."""
         return bool(self.mask or self.bias or self.softcap or self.alibi)
+
+    @property
+    def split_bytes(self) -> int:
+        """Bytes of an element of float32 that is split into terms of bfloat16 (simt)."""
+        return (2 if self.tf32 else 3) * ITEMSIZE["bfloat16"]
 
     def _split_bytes(self) -> int:
         """Return the bytes of Q, K and V in terms of bfloat16, and of pairs."""
-        tile, terms = self.tile, 2 if self.tf32 else 3
+        tile = self.tile
         elements = (tile.block_m + tile.block_n) * self.head_dim + tile.block_n * self.head_dim_v
-        pairs = tile.block_m * (tile.block_n + 4) * ITEMSIZE["float32"] if self._pairs else 0
-        return elements * terms * ITEMSIZE["bfloat16"] + pairs
+        pairs = tile.block_m * (tile.block_n + 4) * ITEMSIZE["float32"] if self.scores_one_by_one else 0
+        return elements * self.split_bytes + pairs
 
     def _matrix_bytes(self) -> int:
         """Return the bytes of Q, K and V, and of pairs where their rows take turns."""
         tile, d = self.tile, self.head_dim + MATRIX_PAD
         p = self.head_dim_v + ALTERNATE_PAD[self.accumulate]
         elements = (tile.block_m + tile.block_n) * d + tile.block_n * p
-        elements += tile.block_m * (tile.block_n + MATRIX_PAD) if self._pairs else 0
+        elements += tile.block_m * (tile.block_n + MATRIX_PAD) if self.scores_one_by_one else 0
         return elements * ITEMSIZE[self.accumulate]
 
     def _score_tile(self, along: str | None, itemsize: int) -> int:

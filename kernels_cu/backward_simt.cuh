@@ -18,7 +18,10 @@
 #include "simt_backward_block.cuh"
 #include "simt_backward_gradients.cuh"
 #include "simt_backward_loads.cuh"
+#include "naive_gradients.cuh"
 #include "simt_backward_pairs.cuh"
+#include "split_backward.cuh"
+#include "split_backward_block.cuh"
 #include "types.cuh"
 
 // Tells the block which entry of a tile is next; nobody reads of the last one any more.
@@ -56,9 +59,9 @@ __device__ __forceinline__ void end_entry(const BackwardParams& params, const Bl
   const EntryWork<Config>& work = block.work();
   const OwnTile& tile = work.tile;
   if (Config::kPairs && work.first) {
-    TilePairs<Config>::clear(params, block, tile, tile.chunk.begin,
+    TilePairs<Config, Block>::clear(params, block, tile, tile.chunk.begin,
                              Block::tile_of(work.others.begin));
-    TilePairs<Config>::clear(params, block, tile,
+    TilePairs<Config, Block>::clear(params, block, tile,
                              Block::tile_of(work.others.end + Block::kBlockN - 1), tile.chunk.end);
   }
   if (Block::kSums && block.thread_n == 0) {
@@ -116,7 +119,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
     }
     typename Block::Pairs dP;
     if constexpr (kScores) columns2.multiply(other, dP, then_second);
-    TilePairs<Config>(params, block, other).compute(dP);
+    TilePairs<Config, Block>(params, block, other).compute(dP);
     // Read by other lanes after the barrier that the first chunk needs.
     if constexpr (kSecond) {
       rows2.multiply(other, careful, G.second, then_first);
@@ -128,7 +131,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
 
 template <class Config>
 __device__ __forceinline__ void backward_simt(const BackwardParams& params) {
-  using Block = GradientBlock<Config>;
+  using Block = typename Either<Config::kGroups, SplitGradientBlock<Config>, GradientBlock<Config>>::Type;
   const Block block;
   BackwardSchedule<Config> schedule(params);
   OwnTile tile;
@@ -139,7 +142,11 @@ __device__ __forceinline__ void backward_simt(const BackwardParams& params) {
       G.clear();
       for (long long share = 0; share < params.shares; ++share) {
         begin_entry<Config>(params, schedule, block, share);
-        add_entry<Config>(params, block, careful, G);
+        if constexpr (Config::kGroups) {
+          add_entry_by_groups<Config>(params, block, careful, G);
+        } else {
+          add_entry<Config>(params, block, careful, G);
+        }
         end_entry<Config>(params, block);
       }
       if (careful) break;
@@ -148,8 +155,15 @@ __device__ __forceinline__ void backward_simt(const BackwardParams& params) {
     }
     const OwnTile done = schedule.current();
     if (Config::kPairs && params.shares == 0) {
-      TilePairs<Config>::clear(params, block, done, done.chunk.begin, done.chunk.end);
+      TilePairs<Config, Block>::clear(params, block, done, done.chunk.begin, done.chunk.end);
     }
+    bool broken[Block::kRows];
+#pragma unroll
+    for (int r = 0; r < Block::kRows; ++r) broken[r] = Block::kSplit && !G.finite(r);
     G.store(params, block, done);
+    if constexpr (Block::kSplit) {
+      __syncwarp();
+      differentiate_unsplit<Config>(params, schedule, block, done, broken);
+    }
   }
 }

@@ -6,6 +6,7 @@
 #include "backward_schedule.cuh"
 #include "schedule.cuh"
 #include "score.cuh"
+#include "score_arrays.cuh"
 #include "matrix_threads.cuh"
 #include "simt_threads.cuh"
 #include "tile.cuh"
@@ -27,6 +28,19 @@ struct EntryWork {
   bool first;  // of those that share the gradients
 };
 constexpr int kWorkBytes = 320;
+
+// Whether own rows or keys take turns where their pairs need more than products: unrolled, their loads take more
+// registers than there are.
+template <class Config>
+constexpr bool takes_turns =
+    ScoreArrays<Config>::kHide || Score<Config>::kMore || Config::kPairs || Wanted<Config>::kSums > 0;
+
+// Where the tile of kOthers others begins that one lies in: which form a tile depends on nothing else.
+template <int kOthers>
+__device__ __forceinline__ long long tile_of_others(long long other) {
+  static_assert((kOthers & (kOthers - 1)) == 0, "a power of two");
+  return other & -static_cast<long long>(kOthers);
+}
 
 template <class Config>
 struct GradientBlock : ThreadsOf<Config> {
@@ -53,6 +67,7 @@ struct GradientBlock : ThreadsOf<Config> {
   static constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
   using Sums = PairSums<Config>;
   static constexpr bool kSums = Wanted<Config>::kSums > 0;
+  static constexpr bool kTurns = takes_turns<Config>;
 
   using Pairs = RegisterTile<A, kRows, kOthers>;
   using First = RegisterTile<A, kRows, kHeadDim / kThreadsN>;
@@ -102,11 +117,7 @@ struct GradientBlock : ThreadsOf<Config> {
            row;
   }
 
-  // Where the tile of others begins that one lies in: which form a tile depends on nothing else.
-  static __device__ __forceinline__ long long tile_of(long long other) {
-    static_assert((kBlockN & (kBlockN - 1)) == 0, "a power of two");
-    return other & -static_cast<long long>(kBlockN);
-  }
+  static __device__ __forceinline__ long long tile_of(long long other) { return tile_of_others<kBlockN>(other); }
 
   // The thread's elements of the tile of pairs.
   __device__ __forceinline__ void write_pairs(Pairs& X) const {

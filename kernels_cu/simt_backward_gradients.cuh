@@ -31,17 +31,25 @@ struct TileGradients {
   typename Block::First first;    // of dq or dk
   typename Block::Second second;  // of dv
   bool stored;       // whether the results hold spans
-  bool were_finite;  // the spans there
+  unsigned broken;  // which of the thread's rows have a span there that isn't finite, a bit each
 
   __device__ __forceinline__ void clear() {
     first.clear();
     second.clear();
     stored = false;
-    were_finite = true;
+    broken = 0;
+  }
+
+  // Whether the thread's part of a row is finite.
+  __device__ __forceinline__ bool finite(int r) {
+    return (broken >> r & 1u) == 0 && (!Config::kFirst || ::finite(r, first)) && (!Config::kSecond || ::finite(r, second));
   }
 
   __device__ __forceinline__ bool finite() {
-    return were_finite && ::finite(first) && ::finite(second);
+    bool all = true;
+#pragma unroll
+    for (int r = 0; r < Block::kRows; ++r) all = finite(r) && all;
+    return all;
   }
 
   // Whether a span ends before the tile of others at `other`. That depends on where the tile lies, and not on
@@ -54,7 +62,8 @@ struct TileGradients {
   }
 
   __device__ __forceinline__ void end_span(const BackwardParams& params, const Block& block) {
-    were_finite = finite();
+#pragma unroll
+    for (int r = 0; r < Block::kRows; ++r) broken |= static_cast<unsigned>(!finite(r)) << r;
     const OwnTile& tile = block.work().tile;
     if constexpr (kFirstInSpans) {
       store_first(params, block, tile, A(1), A(1));

@@ -89,16 +89,12 @@ struct ColumnLoads {
   }
 };
 
-// Zeroes the others in the stage, those from `other` on, that none of the block's own sees, or is seen by.
-template <class Config, class Stage>
-__device__ __forceinline__ void clear_hidden_others(const BackwardParams& params,
-                                                    const GradientBlock<Config>& block, const Stage& stage,
-                                                    long long other) {
-  const int j = threadIdx.x;
-  if (j >= Config::kChunkN) return;
-  const EntryWork<Config>& work = block.work();
-  const long long row = Config::kOfKeys ? other + j : work.own.begin;
-  const long long key = Config::kOfKeys ? work.own.begin : other + j;
+// Whether none of the block's own sees an other, or is seen by it.
+template <class Config>
+__device__ __forceinline__ bool is_hidden_other(const BackwardParams& params, const EntryWork<Config>& work,
+                                                long long other) {
+  const long long row = Config::kOfKeys ? other : work.own.begin;
+  const long long key = Config::kOfKeys ? work.own.begin : other;
   const TileMask<Config> sees =
       Mask<Config>{params.forward, work.entry.extent}.tile(row, key);
   const auto arrays = ScoreArrays<Config>::of(params.forward, work.entry).from(row, key);
@@ -106,8 +102,18 @@ __device__ __forceinline__ void clear_hidden_others(const BackwardParams& params
   for (int i = 0; i < Config::kBlockM; ++i) {
     const int r = Config::kOfKeys ? 0 : i;
     const int c = Config::kOfKeys ? i : 0;
-    if (sees.visible(r, c) && arrays(r, c).visible) return;
+    if (sees.visible(r, c) && arrays(r, c).visible) return false;
   }
+  return true;
+}
+
+// Zeroes such others in the stage, those from `other` on.
+template <class Config, class Stage>
+__device__ __forceinline__ void clear_hidden_others(const BackwardParams& params,
+                                                    const GradientBlock<Config>& block, const Stage& stage,
+                                                    long long other) {
+  const int j = threadIdx.x;
+  if (j >= Config::kChunkN || !is_hidden_other<Config>(params, block.work(), other + j)) return;
 #pragma unroll 1
   for (int c = 0; c < Stage::kColumns; ++c) *stage.at(j, c) = typename Config::Accumulate(0);
 }

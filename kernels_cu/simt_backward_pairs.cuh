@@ -12,20 +12,15 @@
 #include "tile.cuh"
 #include "types.cuh"
 
-// The pairs of a tile: from products, which wait in the tile of pairs, and dP to P there and dx, there too if
-// P isn't needed, in place of dP otherwise.
-template <class Config>
+// The pairs of a tile: from products and dP to P in place of the products and dx, there too if P isn't needed, in
+// place of dP otherwise.
+template <class Config, class Block>
 struct TilePairs {
-  using Block = GradientBlock<Config>;
   using A = typename Block::A;
   using Arrays = ScoreArrays<Config>;
   static constexpr bool kOfKeys = Config::kOfKeys;
   static constexpr int kRows = Block::kRows;
   static constexpr int kOthers = Block::kOthers;
-  // Own rows take turns where their pairs need more than products: unrolled, their loads take more
-  // registers than there are.
-  static constexpr bool kTurns =
-      Arrays::kHide || Score<Config>::kMore || Config::kPairs || Block::kSums;
 
   const BackwardParams& params;
   const Block& block;
@@ -41,28 +36,33 @@ struct TilePairs {
         row(kOfKeys ? other : work.own.begin),
         key(kOfKeys ? work.own.begin : other) {}
 
+  // Of products that wait in the tile of pairs.
   __device__ __forceinline__ void compute(typename Block::Pairs& dP) const {
-    const Mask<Config> mask = {params.forward, work.entry.extent};
-    const TileMask<Config> sees = mask.tile(row, key);
-    const Statistics<A>* statistics = work.statistics + row;
-    Statistics<A> of_other[kOthers];
-    if (kOfKeys) {
-#pragma unroll
-      for (int j = 0; j < kOthers; ++j) of_other[j] = load_global(statistics + block.other_of(j));
-    }
-    const bool all = sees.template all_visible<kOfKeys ? Block::kBlockN : Block::kBlockM,
-                                               kOfKeys ? Block::kBlockM : Block::kBlockN>();
-    if constexpr (kTurns) {
+    const OfTile of_tile(*this);
+    if constexpr (Block::kTurns) {
 #pragma unroll 1
       for (int r = 0; r < kRows; ++r) {
-        own_row(sees, all, statistics, of_other, block.row_of(r), dP.value[0]);
+        own_row(of_tile, r, waiting(r), [&](int j) -> A& { return dP(0, j); });
         // Registers have no index that isn't known: whose turn is next comes to the first.
         rotate(dP);
       }
     } else {
 #pragma unroll
+      for (int r = 0; r < kRows; ++r) own_row(of_tile, r, waiting(r), [&](int j) -> A& { return dP(r, j); });
+    }
+  }
+
+  // The same of products in registers.
+  __device__ __forceinline__ void compute(typename Block::Pairs& X, typename Block::Pairs& dP) const {
+    if constexpr (Block::kTurns) {
+      block.write_pairs(X);
+      compute(dP);
+      block.read_pairs(X);
+    } else {
+      const OfTile of_tile(*this);
+#pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        own_row(sees, all, statistics, of_other, block.row_of(r), dP.value[r]);
+        own_row(of_tile, r, [&](int j) -> A& { return X(r, j); }, [&](int j) -> A& { return dP(r, j); });
       }
     }
   }
@@ -87,11 +87,35 @@ struct TilePairs {
   }
 
  private:
-  __device__ __forceinline__ void own_row(const TileMask<Config>& sees, bool all,
-                                          const Statistics<A>* statistics,
-                                          const Statistics<A> (&of_other)[kOthers], int own,
-                                          A (&dP)[kOthers]) const {
-    const Statistics<A> of_own = kOfKeys ? Statistics<A>{} : load_global(statistics + own);
+  // What all rows of a tile have in common.
+  struct OfTile {
+    TileMask<Config> sees;
+    const Statistics<A>* statistics;
+    bool all;
+    Statistics<A> of_other[kOthers];
+
+    __device__ __forceinline__ explicit OfTile(const TilePairs& pairs)
+        : sees(Mask<Config>{pairs.params.forward, pairs.work.entry.extent}.tile(pairs.row, pairs.key)),
+          statistics(pairs.work.statistics + pairs.row),
+          all(sees.template all_visible<kOfKeys ? Block::kBlockN : Block::kBlockM,
+                                        kOfKeys ? Block::kBlockM : Block::kBlockN>()) {
+      if (kOfKeys) {
+#pragma unroll
+        for (int j = 0; j < kOthers; ++j) of_other[j] = load_global(statistics + pairs.block.other_of(j));
+      }
+    }
+  };
+
+  // The thread's elements of its r-th row in the tile of pairs.
+  __device__ __forceinline__ auto waiting(int r) const {
+    return [this, own = block.row_of(r)](int j) -> A& { return *block.pairs().at(own, block.other_of(j)); };
+  }
+
+  // The pairs of the thread's r-th own row. `x_of` and `dP_of` say where their products and dP are.
+  template <class XOf, class DPOf>
+  __device__ __forceinline__ void own_row(const OfTile& of_tile, int r_own, const XOf& x_of, const DPOf& dP_of) const {
+    const int own = block.row_of(r_own);
+    const Statistics<A> of_own = kOfKeys ? Statistics<A>{} : load_global(of_tile.statistics + own);
     const A place = static_cast<A>(row + work.entry.extent.offset - key);
     typename Block::Sums sums;
 #pragma unroll
@@ -99,21 +123,21 @@ struct TilePairs {
       const int other = block.other_of(j);
       const int r = kOfKeys ? other : own;
       const int c = kOfKeys ? own : other;
-      bool visible = all || sees.visible(r, c);
+      bool visible = of_tile.all || of_tile.sees.visible(r, c);
       ScoreElements<A> found;
       if (Arrays::kHide && visible) {
         found = Arrays::of(params.forward, work.entry)(row + r, key + c);
         visible = found.visible;
       }
-      A* element = block.pairs().at(own, other);
-      const A dot = *element;
+      A& element = x_of(j);
+      const A dot = element;
       const A distance = place + static_cast<A>(r) - static_cast<A>(c);
-      const PairGradient<A> pair = pair_gradient(work.score, dot, dP[j], found.bias, distance,
-                                                 kOfKeys ? of_other[j] : of_own, visible);
+      const PairGradient<A> pair = pair_gradient(work.score, dot, dP_of(j), found.bias, distance,
+                                                 kOfKeys ? of_tile.of_other[j] : of_own, visible);
       sums.add(pair, dot, distance);
       if constexpr (Config::kPairs) store_pair(row + r, key + c, pair.dy);
-      *element = Config::kSecond ? pair.P : pair.dx;
-      if (Config::kSecond) dP[j] = pair.dx;
+      element = Config::kSecond ? pair.P : pair.dx;
+      if (Config::kSecond) dP_of(j) = pair.dx;
     }
     if constexpr (Block::kSums) {
       const typename Block::Sums total = sums.template over_lanes<Block::kThreadsN>();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "params.cuh"
+#include "tile.cuh"
 #include "types.cuh"
 
 template <class A, int kLanes>
@@ -139,13 +140,10 @@ struct OnlineSoftmax {
     }
   }
 
-  // Whether a thread's share of a row's sums is finite: 0 times anything else isn't 0.
+  // Whether a thread's share of a row's sums is finite.
   template <class Tile>
   __device__ __forceinline__ bool finite(int r, Tile& O) const {
-    A zero = multiply_add(l[r], A(0), A(0));
-#pragma unroll
-    for (int c = 0; c < Tile::kColumns; ++c) zero = multiply_add(O(r, c), A(0), zero);
-    return zero == A(0);
+    return l[r] * A(0) == A(0) && ::finite(r, O);
   }
 
   // The same of all its rows.

@@ -62,16 +62,22 @@ __device__ __forceinline__ void scale_rows(Tile& tile, const A (&factor)[Tile::k
   }
 }
 
-// Whether a thread's part of a tile is finite: 0 times anything else isn't 0.
-template <class A, int kRows, int kColumns>
-__device__ __forceinline__ bool finite(RegisterTile<A, kRows, kColumns>& tile) {
-  A zero = A(0);
+// Whether a thread's part of a row of a tile is finite: 0 times anything else isn't 0.
+template <class Tile>
+__device__ __forceinline__ bool finite(int r, Tile& tile) {
+  auto zero = tile(r, 0) * 0;
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+  for (int c = 1; c < Tile::kColumns; ++c) zero = multiply_add(tile(r, c), decltype(zero)(0), zero);
+  return zero == 0;
+}
+
+// The same of all its rows.
+template <class Tile>
+__device__ __forceinline__ bool finite(Tile& tile) {
+  bool all = true;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) zero = multiply_add(tile(r, c), A(0), zero);
-  }
-  return zero == A(0);
+  for (int r = 0; r < Tile::kRows; ++r) all = finite(r, tile) && all;
+  return all;
 }
 
 // A strided matrix in global memory.

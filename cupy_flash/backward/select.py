@@ -16,6 +16,7 @@ from cupy_flash.backward.tiles import (
     SM80_SCORE_TILES,
     SM80_TILES,
     SM80_WIDER,
+    SPLIT_TILES,
 )
 from cupy_flash.backward.variant import BackwardVariant
 from cupy_flash.device import Device
@@ -68,6 +69,8 @@ def keys_in_one_pass(forward: Variant, device: Device, *, sums: bool = False) ->
         return True
     both = BackwardVariant(forward, keys=True, first=True, second=True, bias_sums=sums)
     if forward.family == "simt":
+        if forward.tile.groups:
+            return ("kv", widest) in SPLIT_TILES
         in_one = (2, forward.accumulate, widest) in SIMT_TILES
         return in_one or _matrix_fitting(both, device) is not None
     return widest in SM80_JOINT and _fitting(both, _sm80_tiles(both), device) is not None
@@ -80,16 +83,31 @@ def with_tile(variant: BackwardVariant, device: Device) -> BackwardVariant:
         return _tiled(variant, NAIVE_TILE)
     if family == "simt":
         gradients = 2 if variant.first and variant.second else 1
-        found = _matrix_fitting(variant, device)
+        found = _split(variant) or _matrix_fitting(variant, device)
         return found or _tiled(variant, SIMT_TILES[gradients, variant.accumulate, widest])
     fitting = _fitting(variant, _group_tiles(variant, device) + _sm80_tiles(variant), device)
     assert fitting is not None, "the last tile fits on every GPU"
     return fitting
 
 
+def _split(variant: BackwardVariant) -> BackwardVariant | None:
+    """Return the variant with a tile of float32 by warpgroups, if there is one.
+
+    A pass without a gradient in registers wouldn't see that a sum isn't finite.
+    """
+    if not variant.tile.groups or not (variant.first or variant.second):
+        return None
+    return _tiled(variant, SPLIT_TILES[_gradients(variant), _widest(variant.forward)])
+
+
+def _gradients(variant: BackwardVariant) -> str:
+    """Name the gradients that a pass has in registers."""
+    return "k" * variant.first + "v" * variant.second if variant.keys else "q" * variant.first
+
+
 def _matrix_fitting(variant: BackwardVariant, device: Device) -> BackwardVariant | None:
     """Return the variant with the first tile of the float64 tensor cores that fits, if any."""
-    if not variant.tile.matrix:
+    if not variant.tile.matrix or variant.accumulate != "float64":
         return None
     gradients = 2 if variant.first and variant.second else 1
     sums = variant.bias_sums or variant.slope_sums or variant.scale_sums
@@ -107,7 +125,7 @@ def _group_tiles(variant: BackwardVariant, device: Device) -> tuple[Tile, ...]:
     if not device.warpgroups or not {*widths} <= {*GROUP_HEAD_DIMS}:
         return ()
     if variant.first or variant.second:
-        what = "k" * variant.first + "v" * variant.second if variant.keys else "q"
+        what = _gradients(variant)
     else:
         what = "pairs" if variant.pairs else "sums"
     arrays = variant.forward.mask or variant.forward.bias
@@ -123,8 +141,7 @@ def _sm80_tiles(variant: BackwardVariant) -> tuple[Tile, ...]:
     ]
     if not summed:
         return SM80_SCORE_TILES[max(widths)]
-    what = "k" * variant.first + "v" * variant.second if variant.keys else "q"
-    tiles = SM80_TILES[what, max(summed)]
+    tiles = SM80_TILES[_gradients(variant), max(summed)]
     return tuple(t for t in tiles if t.split == 1 or all(x % (64 * t.split) == 0 for x in summed))
 
 

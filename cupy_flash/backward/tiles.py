@@ -54,6 +54,17 @@ MATRIX_TILES = {
     (2, 128): (_matrix(64, 32, 32, 16, parts=2),),
 }
 
+# float32 by warpgroups (wgmma), (what a pass computes, head-dim bucket that d and p fit) -> tile.
+SPLIT_TILES = {
+    ("q", 64): Tile(64, 64, 32, 4, blocks=2, groups=True),
+    ("q", 128): Tile(64, 64, 32, 4, groups=True),
+    ("kv", 64): Tile(64, 64, 32, 4, blocks=2, groups=True),
+    ("k", 64): Tile(64, 64, 32, 4, blocks=2, groups=True),
+    ("k", 128): Tile(64, 64, 32, 4, groups=True),
+    ("v", 64): Tile(64, 64, 32, 4, blocks=2, groups=True),
+    ("v", 128): Tile(128, 64, 64, 4, groups=True),
+}
+
 # Head-dim buckets that take the kernels of another one: 192 columns can't be split among warps. Its
 # own tiles took 15.5 ms (an H200, n = 8192, 10 heads). Ten heads of 256 would take 14.0 by the time
 # of eight; what calls of 192 take now hasn't been measured.

@@ -96,12 +96,18 @@ class BackwardVariant:
     def _simt_bytes(self) -> int:
         tile, itemsize = self.tile, ITEMSIZE[self.accumulate]
         d, p = self.forward.head_dim, self.forward.head_dim_v
+        sums = self.bias_sums or self.slope_sums or self.scale_sums
+        if tile.groups:
+            own = tile.block_m * (d if self.scores_only else d + p)
+            split = (own + tile.block_n * (d + p)) * self.forward.split_bytes
+            turns = self.forward.scores_one_by_one or self.pairs or sums
+            pairs = tile.block_m * (tile.block_n + 4) * itemsize if turns else 0
+            return split + pairs + 3 * tile.block_m * sums * itemsize + SIMT_WORK_BYTES
         pad = MATRIX_PAD if tile.matrix else 16 // itemsize
         resident = tile.matrix or max(d, p) <= SIMT_RESIDENT
         own = d + p + 2 * pad if resident else tile.chunk_d + pad
         pairs = tile.block_m * (own + tile.block_n + pad)
         stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (max(d, p) + pad))
-        sums = self.bias_sums or self.slope_sums or self.scale_sums
         return (pairs + stage + 3 * tile.block_m * sums) * itemsize + SIMT_WORK_BYTES
 
     def _sm80_bytes(self) -> int:

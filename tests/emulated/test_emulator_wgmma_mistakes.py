@@ -159,12 +159,12 @@ def test_mistake_is_noticed(name: str, landing: int) -> None:
 
 def test_too_many_pending_products_are_noticed() -> None:
     more = PRODUCT.replace("false", "true")
-    for count in (64, 65):
+    for count in (128, 129):
         changes = (PRODUCT, f"for (int k = 0; k < {count}; ++k) {more}")
-        if count == 64:
+        if count == 128:
             small(changes)
             continue
-        with pytest.raises(EmulationError, match=r"more than 64 wgmma of one thread are pending"):
+        with pytest.raises(EmulationError, match=r"more than 128 wgmma of one thread are pending"):
             small(changes)
 
 

@@ -185,7 +185,7 @@ class GroupProducts {
     if (done > 0 || pending_ == 0) begun_ = false;
   }
 
-  static constexpr unsigned kCapacity = 64;
+  static constexpr unsigned kCapacity = 128;
 
  private:
   static constexpr unsigned kMostTiles = 32;  // N is 256 at most
