@@ -67,9 +67,10 @@ MATRIX_TILES = {
         _matrix_tile(64, 16, 128, blocks=2),
     ),
 }
-# Head-dim buckets of float32 by warpgroups (wgmma), and their tile: four warps have 64 rows.
+# Head-dim buckets of float32 by warpgroups (wgmma), and their tile: four warps have 64 rows, and
+# four more bring keys.
 SPLIT_HEAD_DIMS = (64, 128)
-SPLIT_TILE = Tile(128, 64, 64, 4, groups=True)
+SPLIT_TILE = Tile(128, 64, 96, 4, groups=True)
 
 # Head-dim bucket that both d and p fit -> tile; docs/kernels.md has the measurements.
 SM80_TILES = {

@@ -105,9 +105,9 @@ def _text_of(variant: AnyVariant) -> tuple[_Constants, str, str]:
     if isinstance(variant, SoftmaxVariant):
         return _softmax(variant), variant.function, "SoftmaxParams"
     if isinstance(variant, Variant):
-        return _forward(variant), f"forward_{variant.family}", "Params"
+        return _forward(variant), f"forward_{variant.code}", "Params"
     if isinstance(variant, BackwardVariant):
-        return _backward(variant), f"backward_{variant.family}", "BackwardParams"
+        return _backward(variant), f"backward_{variant.forward.code}", "BackwardParams"
     if isinstance(variant, StatisticsVariant):
         return _statistics(variant), "backward_statistics", "BackwardParams"
     return _sum(variant), "backward_sum", "SumParams"

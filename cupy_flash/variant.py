@@ -115,9 +115,14 @@ class Variant:
     call = "attention"
 
     @property
+    def code(self) -> str:
+        """How its function and its source file are named, after forward_ or backward_."""
+        return "split" if self.family == "simt" and self.tile.groups else self.family
+
+    @property
     def file(self) -> str:
         """The source file that holds it."""
-        return f"forward_{self.family}.cuh"
+        return f"forward_{self.code}.cuh"
 
     @property
     def entry(self) -> str:
@@ -168,7 +173,9 @@ class Variant:
         """Return the bytes of Q, K and V in terms of bfloat16, and of pairs."""
         tile = self.tile
         elements = (tile.block_m + tile.block_n) * self.head_dim + tile.block_n * self.head_dim_v
-        pairs = tile.block_m * (tile.block_n + 4) * ITEMSIZE["float32"] if self.scores_one_by_one else 0
+        pairs = (
+            tile.block_m * (tile.block_n + 4) * ITEMSIZE["float32"] if self.scores_one_by_one else 0
+        )
         return elements * self.split_bytes + pairs
 
     def _matrix_bytes(self) -> int:

@@ -18,61 +18,9 @@
 #include "simt_backward_block.cuh"
 #include "simt_backward_gradients.cuh"
 #include "simt_backward_loads.cuh"
-#include "naive_gradients.cuh"
+#include "simt_backward_entries.cuh"
 #include "simt_backward_pairs.cuh"
-#include "split_backward.cuh"
-#include "split_backward_block.cuh"
 #include "types.cuh"
-
-// Tells the block which entry of a tile is next; nobody reads of the last one any more.
-template <class Config, class Block>
-__device__ __forceinline__ void begin_entry(const BackwardParams& params,
-                                            const BackwardSchedule<Config>& schedule,
-                                            const Block& block, long long share) {
-  using A = typename Block::A;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const Params& forward = params.forward;
-    const OwnTile tile = schedule.current();
-    const Tile entry = schedule.entry(tile, share);
-    EntryWork<Config>& work = block.work();
-    work.tile = tile;
-    work.entry = entry;
-    work.sides = Sides<Config>::of(params, entry);
-    work.own = own_of<Config>(tile, entry);
-    work.others = others_of<Config>(params, tile, entry);
-    work.score = Score<Config>(
-        forward, number_of_head<A, typename Config::Slopes>(forward.alibi_slopes, entry));
-    work.statistics = entry_of<const Statistics<A>>(params.statistics, entry, entry.head);
-    work.first = share == 0;
-  }
-  if (Block::kSums && block.thread_n == 0) {
-#pragma unroll 1
-    for (int r = 0; r < Block::kRows; ++r) *block.sums_of(block.row_of(r)) = {};
-  }
-  __syncthreads();
-}
-
-// Writes what an entry leaves beside gradients: its sums, and zeros of pairs that nobody came to.
-template <class Config, class Block>
-__device__ __forceinline__ void end_entry(const BackwardParams& params, const Block& block) {
-  const EntryWork<Config>& work = block.work();
-  const OwnTile& tile = work.tile;
-  if (Config::kPairs && work.first) {
-    TilePairs<Config, Block>::clear(params, block, tile, tile.chunk.begin,
-                             Block::tile_of(work.others.begin));
-    TilePairs<Config, Block>::clear(params, block, tile,
-                             Block::tile_of(work.others.end + Block::kBlockN - 1), tile.chunk.end);
-  }
-  if (Block::kSums && block.thread_n == 0) {
-#pragma unroll 1
-    for (int r = 0; r < Block::kRows; ++r) {
-      const int row = block.row_of(r);
-      if (tile.begin + row >= tile.end) break;
-      block.sums_of(row)->store(params, work.entry, tile.begin + row);
-    }
-  }
-}
 
 // Adds what one entry gives to the gradients of a tile.
 template <class Config, class Block>
@@ -131,7 +79,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
 
 template <class Config>
 __device__ __forceinline__ void backward_simt(const BackwardParams& params) {
-  using Block = typename Either<Config::kGroups, SplitGradientBlock<Config>, GradientBlock<Config>>::Type;
+  using Block = GradientBlock<Config>;
   const Block block;
   BackwardSchedule<Config> schedule(params);
   OwnTile tile;
@@ -142,28 +90,13 @@ __device__ __forceinline__ void backward_simt(const BackwardParams& params) {
       G.clear();
       for (long long share = 0; share < params.shares; ++share) {
         begin_entry<Config>(params, schedule, block, share);
-        if constexpr (Config::kGroups) {
-          add_entry_by_groups<Config>(params, block, careful, G);
-        } else {
-          add_entry<Config>(params, block, careful, G);
-        }
+        add_entry<Config>(params, block, careful, G);
         end_entry<Config>(params, block);
       }
       if (careful) break;
       careful = needs_care<Config>(G.finite());
       if (!careful) break;
     }
-    const OwnTile done = schedule.current();
-    if (Config::kPairs && params.shares == 0) {
-      TilePairs<Config, Block>::clear(params, block, done, done.chunk.begin, done.chunk.end);
-    }
-    bool broken[Block::kRows];
-#pragma unroll
-    for (int r = 0; r < Block::kRows; ++r) broken[r] = Block::kSplit && !G.finite(r);
-    G.store(params, block, done);
-    if constexpr (Block::kSplit) {
-      __syncwarp();
-      differentiate_unsplit<Config>(params, schedule, block, done, broken);
-    }
+    write_gradients<Config>(params, schedule, block, G);
   }
 }

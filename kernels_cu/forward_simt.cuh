@@ -12,18 +12,15 @@
 
 #include "mask.cuh"
 #include "matrix_threads.cuh"
-#include "naive_row.cuh"
 #include "params.cuh"
 #include "schedule.cuh"
 #include "score.cuh"
 #include "score_arrays.cuh"
 #include "simt_block.cuh"
+#include "simt_epilogue.cuh"
 #include "simt_scores.cuh"
 #include "simt_threads.cuh"
 #include "softmax.cuh"
-#include "split_block.cuh"
-#include "split_products.cuh"
-#include "split_tile.cuh"
 #include "tile.cuh"
 #include "types.cuh"
 
@@ -139,153 +136,35 @@ __device__ __forceinline__ void attend_by_matrix(const Params& params, const Blo
   wait_for_copies();
 }
 
-// The same by warpgroups: a tile is loaded and split while the other one is multiplied.
-template <class Config, class Block>
-__device__ __forceinline__ void attend_by_groups(const Params& params, const Block& block, const Tile& tile,
-                                                 bool careful, typename Block::Softmax& softmax,
-                                                 typename Block::Output& O) {
-  static_assert(kHasGroups, "compile for sm_90a");
-  constexpr bool kLeft = Config::kLeft;
-  const AttendedKeys<Config, Block> attended(params, tile);
-  const int count = attended.count();
-  using CopyK = SplitCopy<Block::kThreads, typename Block::KTile>;
-  using CopyV = SplitCopy<Block::kThreads, typename Block::VTile>;
-  CopyK::template run<kLeft>(block.K(), attended.keys(), 0, count, params.d, attended.skipped);
-  softmax.clear();
-  O.clear();
-  for (int key = 0; key < count; key += Block::kBlockN) {
-    show_products();
-    __syncthreads();
-    typename Block::Scores S;
-    begin_products();
-    split_product(block.Q(), block.group_row(), block.K(), S);
-    commit_products();
-    CopyV::template run<kLeft>(block.V(), attended.values(), key, count, params.p, attended.skipped);
-    wait_products<0>();
-    settle(S.sum[0]);
-    attended.make_scores(block, key, S);
-    float alpha[Block::kRows];
-    softmax.update(S, alpha);
-    const SplitFragments<Block::kTerms, Block::kBlockN> P(S);
-    if (ScoreArrays<Config>::kHide && careful) {
-      __syncthreads();
-      attended.clear_hidden_values(block, key);
-    }
-    show_products();
-    __syncthreads();
-    add_split_sums(P, block.V(), [&](int r) { return alpha[r]; }, O, [&] {
-      CopyK::run(block.K(), attended.keys(), key + Block::kBlockN, count, params.d);
-    });
-  }
-  __syncthreads();
-}
-
-// Writes the rows of O and lse that a thread holds.
-template <class Config, class Block>
-__device__ __forceinline__ void store_rows(const Params& params, const Block& block,
-                                           const Tile& tile, const typename Block::Softmax& softmax,
-                                           typename Block::Output& O) {
-  using A = typename Block::A;
-  using OType = typename Config::OType;
-  OType* o = entry_of<OType>(params.o, tile, tile.head);
-  A* lse = entry_of<A>(params.lse, tile, tile.head);
-#pragma unroll
-  for (int r = 0; r < Block::kRows; ++r) {
-    const long long row = tile.row_begin + block.row_of(r);
-    if (row >= tile.row_end) continue;
-#pragma unroll
-    for (int c = 0; c < Block::kColumns; ++c) {
-      const int column = block.template column_of<Block::kColumns>(c);
-      if (column < params.p) {
-        store_global(o + row * params.o.row + column * params.o.column,
-                     Round<OType>::from(softmax.template output<OType>(r, O(r, c))));
-      }
-    }
-    if (block.thread_n == 0 && params.lse.data != nullptr) {
-      store_global(lse + row * params.lse.row, softmax.lse(r));
-    }
-  }
-}
-
-// Brings Q to shared memory; nobody reads the last one any more.
-template <class Config, class Block>
-__device__ __forceinline__ void load_q(const Params& params, const Block& block, const Tile& tile) {
-  const Matrix<typename Config::QType> q = {
-      entry_of<const typename Config::QType>(params.q, tile, tile.head), params.q.row,
-      params.q.column};
-  const long long rows_end = minimum(tile.row_end, tile.extent.rows);
-  if constexpr (Config::kGroups) {
-    SplitCopy<Block::kThreads, typename Block::QTile>::run(block.Q(), q, tile.row_begin, rows_end, params.d, 0,
-                                                           static_cast<float>(params.scale_q));
-  } else {
-    Transfer<typename Config::QType, Block::kThreads, Block::kBlockM, Block::kHeadDim> next_q;
-    next_q.fetch(q, tile.row_begin, rows_end, 0, params.d);
-    next_q.store(block.Q, static_cast<typename Block::A>(params.scale_q));
-  }
-}
-
-template <class Config, class Block>
-__device__ __forceinline__ void attend_by_any(const Params& params, const Schedule<Config>& schedule, const Block& block,
-                                              const Tile& tile, bool careful, typename Block::Softmax& softmax,
-                                              typename Block::Output& O) {
-  if constexpr (Config::kGroups) {
-    attend_by_groups<Config>(params, block, tile, careful, softmax, O);
-  } else if constexpr (Config::kMatrix) {
-    attend_by_matrix<Config>(params, block, tile, careful, softmax, O);
-  } else {
-    attend(params, schedule, block, tile, careful, softmax, O);
-  }
-}
-
-// Computes rows of a warp again that aren't finite, without a split, which only finite factors have: infinities have a
-// second term that isn't a number, and so have numbers that are rounded to one. `broken` is of the thread's rows.
-template <class Config, class Block>
-__device__ __forceinline__ void attend_unsplit(const Params& params, const Block& block, const Tile& tile,
-                                               const bool (&broken)[Block::kRows]) {
-#pragma unroll
-  for (int r = 0; r < Block::kRows; ++r) {
-#pragma unroll 1
-    for (int i = 0; i < 8; ++i) {
-      if (!__any_sync(0xffffffffu, broken[r] && block.thread_m % 8 == i)) continue;
-      const long long row = tile.row_begin + __shfl_sync(0xffffffffu, block.row_of(r), 4 * i);
-      if (row < tile.row_end) attend_row<Config>(params, tile, row);
-    }
-  }
-}
-
 template <class Config>
 __device__ __forceinline__ void forward_simt(const Params& params) {
-  using Block = typename Either<Config::kGroups, SplitBlock<Config>, SimtBlock<Config>>::Type;
+  using A = typename Config::Accumulate;
+  using Block = SimtBlock<Config>;
   const Block block;
   Schedule<Config> schedule(params);
   Tile tile;
   while (schedule.next(tile)) {
-    load_q<Config>(params, block, tile);
+    const Matrix<typename Config::QType> q = {
+        entry_of<const typename Config::QType>(params.q, tile, tile.head), params.q.row,
+        params.q.column};
+    // The barrier after the last stage has passed, so nobody reads the previous tile's Q any more.
+    Transfer<typename Config::QType, Block::kThreads, Block::kBlockM, Block::kHeadDim> next_q;
+    next_q.fetch(q, tile.row_begin, minimum(tile.row_end, tile.extent.rows), 0, params.d);
+    next_q.store(block.Q, static_cast<A>(params.scale_q));
     typename Block::Softmax softmax(params);
     typename Block::Output O;
     bool careful = false;
     for (;;) {
       // The tile is worked out again: held through the loop it takes registers from the products.
-      attend_by_any<Config>(params, schedule, block, schedule.current(), careful, softmax, O);
+      if constexpr (Block::kMatrix) {
+        attend_by_matrix<Config>(params, block, schedule.current(), careful, softmax, O);
+      } else {
+        attend(params, schedule, block, schedule.current(), careful, softmax, O);
+      }
       if (careful) break;
       careful = needs_care<Config>(softmax, O);
       if (!careful) break;
     }
-    bool broken[Block::kRows];
-#pragma unroll
-    for (int r = 0; r < Block::kRows; ++r) broken[r] = Block::kSplit && !softmax.finite(r, O);
-    const Tile done = schedule.current();
-    if constexpr (Block::kSink) {
-      typename Block::A alpha[Block::kRows];
-      softmax.finish(number_of_head<typename Block::A, typename Config::Sinks>(params.sinks, done), alpha);
-      scale_rows(O, alpha);
-    } else {
-      softmax.finish();
-    }
-    store_rows<Config>(params, block, done, softmax, O);
-    if constexpr (Block::kSplit) {
-      __syncwarp();
-      attend_unsplit<Config>(params, block, done, broken);
-    }
+    write_tile<Config>(params, block, schedule.current(), softmax, O);
   }
 }

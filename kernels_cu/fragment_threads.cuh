@@ -17,6 +17,9 @@ struct FragmentThreads {
       : thread_m(threadIdx.x / (32 * kParts) * 8 + threadIdx.x % 32 / 4),
         thread_n(threadIdx.x / 32 % kParts * 4 + threadIdx.x % 4) {}
 
+  // Whether the thread has none of them.
+  __device__ __forceinline__ bool provides() const { return false; }
+
   __device__ __forceinline__ int row_of(int r) const {
     return thread_m / 8 * (8 * kRows) + thread_m % 8 + r * 8;
   }

@@ -19,6 +19,9 @@ struct SimtThreads {
   __device__ __forceinline__ SimtThreads()
       : thread_m(threadIdx.x / kThreadsN), thread_n(threadIdx.x % kThreadsN) {}
 
+  // Whether the thread has no rows.
+  __device__ __forceinline__ bool provides() const { return false; }
+
   __device__ __forceinline__ int row_of(int r) const { return thread_m + r * kThreadsM; }
   __device__ __forceinline__ int other_of(int j) const { return thread_n + j * kThreadsN; }
   template <int kColumns>

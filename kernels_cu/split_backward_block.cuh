@@ -3,25 +3,26 @@
 
 #include "backward_pair.cuh"
 #include "backward_params.cuh"
-#include "fragment_threads.cuh"
 #include "fragments.cuh"
 #include "simt_backward_block.cuh"
+#include "split_roles.cuh"
 #include "split_tile.cuh"
 #include "tile.cuh"
 #include "types.cuh"
 
 template <class Config>
-struct SplitGradientBlock : FragmentThreads<2, 1> {
+struct SplitGradientBlock : SplitRoles<Config, 56> {
+  using Roles = SplitRoles<Config, 56>;
   using A = float;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
-  static constexpr int kThreads = Config::kThreadsM * Config::kThreadsN;
+  using Roles::other_of;
+  using Roles::row_of;
   static constexpr int kHeadDim = Config::kHeadDim;
   static constexpr int kHeadDimV = Config::kHeadDimV;
-  static constexpr int kTerms = Config::kTf32 ? 2 : 3;
-  static constexpr int kRows = 2;
+  static constexpr int kTerms = Roles::kTerms;
+  static constexpr int kRows = Roles::kRows;
   static constexpr int kOthers = kBlockN / 4;
-  static constexpr bool kSplit = true;
   static constexpr bool kScores = Wanted<Config>::kScores;
   // Whether the others that count may begin within a tile.
   static constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
@@ -47,7 +48,6 @@ struct SplitGradientBlock : FragmentThreads<2, 1> {
   static_assert(kSumsOffset + (kSums ? kBlockM * static_cast<int>(sizeof(Sums)) : 0) == Config::kSharedMemory,
                 "backward/variant.py: BackwardVariant.shared_memory");
   static_assert(sizeof(EntryWork<Config>) <= kWorkBytes, "an entry has its place");
-  static_assert(kThreads == 2 * kBlockM, "a warpgroup has 64 own rows or keys");
 
   unsigned shared = shared_address(shared_memory());
 
@@ -59,9 +59,6 @@ struct SplitGradientBlock : FragmentThreads<2, 1> {
   __device__ __forceinline__ OthersTileOf<kNumber> others() const {
     return {shared + (kNumber == 1 ? kOthers1 : kOthers2)};
   }
-  // The first own row or key of the thread's warpgroup.
-  __device__ __forceinline__ int group_row() const { return threadIdx.x / 128 * 64; }
-
   __device__ __forceinline__ PairTile pairs() const {
     return {reinterpret_cast<float*>(shared_memory() + kPairsOffset)};
   }

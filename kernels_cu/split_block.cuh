@@ -1,29 +1,30 @@
 // What a block of simt is in the forward pass where warpgroups multiply float32.
 #pragma once
 
-#include "fragment_threads.cuh"
 #include "fragments.cuh"
 #include "score.cuh"
 #include "score_arrays.cuh"
 #include "softmax.cuh"
+#include "split_roles.cuh"
 #include "split_tile.cuh"
 #include "tile.cuh"
 #include "types.cuh"
 
 template <class Config>
-struct SplitBlock : FragmentThreads<2, 1> {
+struct SplitBlock : SplitRoles<Config, Config::kTf32 ? 104 : 72> {
+  using Roles = SplitRoles<Config, Config::kTf32 ? 104 : 72>;
   using A = float;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
-  static constexpr int kThreads = Config::kThreadsM * Config::kThreadsN;
+  using Roles::other_of;
+  using Roles::row_of;
   static constexpr int kHeadDim = Config::kHeadDim;
   static constexpr int kHeadDimV = Config::kHeadDimV;
   static constexpr int kChunkN = kBlockN;
-  static constexpr int kTerms = Config::kTf32 ? 2 : 3;
-  static constexpr int kRows = 2;
+  static constexpr int kTerms = Roles::kTerms;
+  static constexpr int kRows = Roles::kRows;
   static constexpr int kKeys = kBlockN / 4;
   static constexpr int kColumns = kHeadDimV / 4;
-  static constexpr bool kSplit = true;
   static constexpr bool kSink = is_given<typename Config::Sinks>;
 
   using Scores = Accumulators<1, kBlockN>;
@@ -38,7 +39,6 @@ struct SplitBlock : FragmentThreads<2, 1> {
   static constexpr int kTileBytes = QTile::kBytes + KTile::kBytes + VTile::kBytes;
   static_assert(kTileBytes + (kPairs ? kBlockM * PTile::kPitch * 4 : 0) == Config::kSharedMemory,
                 "variant.py: Variant.shared_memory");
-  static_assert(kThreads == 2 * kBlockM, "a warpgroup has 64 rows");
 
   unsigned shared = shared_address(shared_memory());
   PTile P = {reinterpret_cast<float*>(shared_memory() + kTileBytes)};
@@ -46,8 +46,6 @@ struct SplitBlock : FragmentThreads<2, 1> {
   __device__ __forceinline__ QTile Q() const { return {shared}; }
   __device__ __forceinline__ KTile K() const { return {shared + QTile::kBytes}; }
   __device__ __forceinline__ VTile V() const { return {shared + QTile::kBytes + KTile::kBytes}; }
-  // The first row of the thread's warpgroup.
-  __device__ __forceinline__ int group_row() const { return threadIdx.x / 128 * 64; }
   __device__ __forceinline__ int key_of(int j) const { return other_of(j); }
 
   // The thread's elements of the tile of pairs.

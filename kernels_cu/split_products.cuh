@@ -71,19 +71,16 @@ __device__ __forceinline__ void split_sums(const SplitFragments<kTerms, Others::
   }
 }
 
-// G = factor G + X others, added outside of the tensor cores, 64 columns at a time. `meanwhile` is done while they
-// multiply.
-template <int kTerms, class Others, class Factor, class Meanwhile>
+// G = factor G + X others, added outside of the tensor cores, 64 columns at a time.
+template <int kTerms, class Others, class Factor>
 __device__ __forceinline__ void add_split_sums(const SplitFragments<kTerms, Others::kRows>& X, const Others& others,
-                                               const Factor& factor, Accumulators<1, Others::kColumns>& G,
-                                               const Meanwhile& meanwhile) {
+                                               const Factor& factor, Accumulators<1, Others::kColumns>& G) {
 #pragma unroll
   for (int panel = 0; panel < Others::kColumns / 64; ++panel) {
     Accumulators<1, 64> sums;
     begin_products();
     split_sums(X, others, panel, sums);
     commit_products();
-    if (panel == 0) meanwhile();
     wait_products<0>();
     settle(sums.sum[0]);
 #pragma unroll

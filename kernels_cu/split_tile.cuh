@@ -43,11 +43,15 @@ struct SplitTile {
   }
 };
 
-// Brings a tile from global to shared memory and splits it, some rows at a time: what is on its way is in registers.
-template <int kThreads, class Tile>
+struct Nothing {
+  __device__ __forceinline__ void operator()() const {}
+};
+
+// Brings a tile from global to shared memory and splits it, up to kMostPieces pieces a thread at a time: what is on its
+// way is in registers.
+template <int kThreads, class Tile, int kMostPieces = 4>
 struct SplitCopy {
   static constexpr int kPiece = 8;  // elements, 16 bytes of each term
-  static constexpr int kMostPieces = 4;  // of a thread at a time
   static constexpr int kAcross = Tile::kColumns / kPiece;
   static constexpr int kDown = kThreads / kAcross;
   static constexpr int kSteps = Tile::kRows / kDown;
@@ -55,12 +59,12 @@ struct SplitCopy {
   static_assert(kThreads % kAcross == 0 && Tile::kRows % kDown == 0 && kSteps % kAtOnce == 0, "threads tile the tile");
 
   // Copies rows from `row` on and all columns, times a power of two; what lies beyond the ends, and with kSkip before
-  // row_begin, becomes 0 and isn't read.
-  template <bool kSkip = false>
+  // row_begin, becomes 0 and isn't read. `until_free` is called when the first ones are on their way.
+  template <bool kSkip = false, class UntilFree = Nothing>
   static __device__ __forceinline__ void run(const Tile& tile, const Matrix<float>& matrix, long long row,
                                              long long row_end, long long columns, long long row_begin = 0,
-                                             float factor = 1.0f) {
-    const int thread = opaque(static_cast<int>(threadIdx.x));
+                                             float factor = 1.0f, const UntilFree& until_free = {}) {
+    const int thread = opaque(static_cast<int>(threadIdx.x)) % kThreads;
     const int piece = thread % kAcross;
     const int x = piece * kPiece;
     const int rows = static_cast<int>(minimum(row_end - row, static_cast<long long>(Tile::kRows)));
@@ -80,6 +84,7 @@ struct SplitCopy {
         load(source, matrix.column_stride, here < rows && here >= skipped ? count : 0, whole, value[r]);
         source += step;
       }
+      if (done == 0) until_free();
 #pragma unroll
       for (int r = 0; r < kAtOnce; ++r) store(tile, at + r * kDown, piece, factor, value[r]);
       at += kAtOnce * kDown;

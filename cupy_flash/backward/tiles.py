@@ -54,15 +54,21 @@ MATRIX_TILES = {
     (2, 128): (_matrix(64, 32, 32, 16, parts=2),),
 }
 
+
+def _split(own: int) -> Tile:
+    """Return a tile of groups of four warps with 64 own rows or keys each, and one more group."""
+    return Tile(own, 64, own // 2 + 32, 4, groups=True)
+
+
 # float32 by warpgroups (wgmma), (what a pass computes, head-dim bucket that d and p fit) -> tile.
 SPLIT_TILES = {
-    ("q", 64): Tile(64, 64, 32, 4, blocks=2, groups=True),
-    ("q", 128): Tile(64, 64, 32, 4, groups=True),
-    ("kv", 64): Tile(64, 64, 32, 4, blocks=2, groups=True),
-    ("k", 64): Tile(64, 64, 32, 4, blocks=2, groups=True),
-    ("k", 128): Tile(64, 64, 32, 4, groups=True),
-    ("v", 64): Tile(64, 64, 32, 4, blocks=2, groups=True),
-    ("v", 128): Tile(128, 64, 64, 4, groups=True),
+    ("q", 64): _split(128),
+    ("q", 128): _split(64),
+    ("kv", 64): _split(128),
+    ("k", 64): _split(128),
+    ("k", 128): _split(64),
+    ("v", 64): _split(128),
+    ("v", 128): _split(128),
 }
 
 # Head-dim buckets that take the kernels of another one: 192 columns can't be split among warps. Its

@@ -71,7 +71,7 @@ class BackwardVariant:
     @property
     def file(self) -> str:
         """The source file that holds it."""
-        return f"backward_{self.family}.cuh"
+        return f"backward_{self.forward.code}.cuh"
 
     @property
     def entry(self) -> str:

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "async.hpp"
+#include "named_barriers.hpp"
 #include "thread.hpp"
 
 namespace emu {
@@ -43,13 +44,14 @@ class Block {
   // Runs the block that `state` describes; false if it failed.
   bool run(void (*thread_entry)()) {
     state.votes[0] = false;
+    named_barriers.clear();
     for (unsigned i = 0; i < warps_ * kLanes; ++i) start_thread(i, thread_entry);
     for (;;) {
       if (schedule_ == Schedule::random) shuffle_order();
       for (unsigned i = 0; i < warps_; ++i)
         if (!run_warp(order_[i])) return false;
       if (any_warp_ready()) continue;
-      if (all_warps_exited()) return stacks_intact();
+      if (all_warps_exited()) return stacks_intact() && barriers_met();
       if (!release_barrier()) return false;
     }
   }
@@ -89,6 +91,8 @@ class Block {
         if (!complete_collective(w)) return false;
         release_warp(w);
       }
+      // Whoever completes a barrier goes on, and with it all that wait there.
+      if (warp_stop(w).status == Status::at_named_barrier && !complete_collective(w)) return false;
       if (!runs_greedily()) break;
     }
     return true;
@@ -146,8 +150,8 @@ class Block {
 
   // Hardware counts exited threads as arrived; a kernel here that relies on it has a bug.
   bool release_barrier() {
-    for (unsigned w = 1; w < warps_; ++w) {
-      if (warp_stop(w).matches(warp_stop(0))) continue;
+    for (unsigned w = 0; w < warps_; ++w) {
+      if (warp_stop(w).status == Status::at_barrier && warp_stop(w).matches(warp_stop(0))) continue;
       char first[kMessageBytes / 4];
       char other[kMessageBytes / 4];
       describe(first, sizeof first, warp_stop(0));
@@ -158,6 +162,14 @@ class Block {
     }
     for (unsigned w = 0; w < warps_; ++w) release_warp(w);
     return true;
+  }
+
+  // A later block of this multiprocessor starts with barriers that nobody has come to, a later use in this one doesn't.
+  static bool barriers_met() {
+    const unsigned barrier = named_barriers.unmet();
+    if (barrier == NamedBarriers::kCount) return true;
+    record_failure("threads that arrived at barrier %u weren't met there", barrier);
+    return false;
   }
 
   bool stacks_intact() const {
