@@ -7,11 +7,10 @@
 #include <math.h>
 
 #include "async.hpp"
-#include "block.hpp"
+#include "barrier.hpp"
 #include "launch.hpp"
 #include "matrix.hpp"
 #include "memory.hpp"
-#include "sanitizer.hpp"
 #include "thread.hpp"
 #include "warp.hpp"
 #include "wgmma.hpp"
