@@ -30,7 +30,14 @@ def test_compiler_errors_name_the_kernel_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["__shared__ float tile[32];", "sm[threadIdx.y] = 0.f;", "__syncwarp(0x3u);"]
+    "body",
+    [
+        "__shared__ float tile[32];",
+        "sm[threadIdx.y] = 0.f;",
+        "__syncwarp(0x3u);",
+        "sm[i] = fabs(sm[i]);",
+        "sm[i] = fmax(sm[i], 0.f);",
+    ],
 )
 def test_what_kernels_may_not_use_does_not_compile(body: str) -> None:
     with pytest.raises(BuildError, match=r"body\.cuh:1:\d+: error"):
