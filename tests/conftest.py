@@ -6,6 +6,10 @@ import functools
 import os
 from typing import Any
 
+# Before NumPy is imported: the two processes share the cores, where more threads would wait for
+# each other in a loop.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
+
 import pytest
 from hypothesis import HealthCheck, settings
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulation import BuildError, Region, build, compiler, run_isolated
-from tiny_kernels import EMPTY, PARAMS, kernel_of, launch
+import emulation_build
+from emulation import BuildError, EmulatedKernel, Region, build, compiler, run_isolated
+from tiny_kernels import EMPTY, PARAMS, PRELUDE, kernel_of, kernel_text, launch
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
@@ -27,7 +30,14 @@ def test_compiler_errors_name_the_kernel_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["__shared__ float tile[32];", "sm[threadIdx.y] = 0.f;", "__syncwarp(0x3u);"]
+    "body",
+    [
+        "__shared__ float tile[32];",
+        "sm[threadIdx.y] = 0.f;",
+        "__syncwarp(0x3u);",
+        "sm[i] = fabs(sm[i]);",
+        "sm[i] = fmax(sm[i], 0.f);",
+    ],
 )
 def test_what_kernels_may_not_use_does_not_compile(body: str) -> None:
     with pytest.raises(BuildError, match=r"body\.cuh:1:\d+: error"):
@@ -39,6 +49,24 @@ def test_warnings_are_errors_unless_asked() -> None:
     with pytest.raises(BuildError, match=r"unused"):
         kernel_of(body)
     kernel_of(body, strict=False)
+
+
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+def test_one_library_serves_those_who_mind_warnings_and_those_who_do_not(
+    tmp_path: Path, order: tuple[bool, bool]
+) -> None:
+    text = kernel_text("int unused = 0;", np.float32, PRELUDE)
+
+    def built(strict: bool) -> Path:
+        return build(text, "kernel", PARAMS.itemsize, strict=strict, cache=tmp_path)
+
+    for strict in order:
+        if strict:
+            with pytest.raises(BuildError, match=r"body\.cuh:1:\d+: warning: unused"):
+                built(strict)
+        else:
+            built(strict)
+    assert len(list(tmp_path.glob("*.so"))) == 1
 
 
 def test_params_of_another_size_are_refused() -> None:
@@ -58,6 +86,52 @@ def test_build_is_cached_and_shared_between_workers(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.so")] == [first[0].name]
     other = build(EMPTY + "\n", "kernel", PARAMS.itemsize, cache=tmp_path)
     assert other != first[0]
+
+
+def test_emulator_is_built_once_for_each_set_of_flags(tmp_path: Path) -> None:
+
+    def built(number: int) -> Path:
+        text = EMPTY + "\n" * (number // 2)
+        return build(text, "kernel", PARAMS.itemsize, ucontext=number % 2 == 1, cache=tmp_path)
+
+    with ThreadPoolExecutor(4) as workers:
+        assert len(set(workers.map(built, range(4)))) == 4
+    assert len(list(tmp_path.glob("emulator-*.o"))) == 2
+    x = np.zeros(32, np.float32)
+    for number in range(4):
+        launch(EmulatedKernel(built(number), "kernel", PARAMS.itemsize), x, x)
+
+
+def test_kernels_take_the_precompiled_header(tmp_path: Path, cxx: str) -> None:
+    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True)
+    if "Free Software Foundation" not in version.stdout:
+        pytest.skip("only GCC's are used")
+    build(EMPTY, "kernel", PARAMS.itemsize, cache=tmp_path)
+    (header,) = tmp_path.glob("emulator-*.hpp")
+    header.write_text("#error not precompiled")
+    build(EMPTY + "\n", "kernel", PARAMS.itemsize, cache=tmp_path)
+    header.with_suffix(".hpp.gch").unlink()
+    with pytest.raises(BuildError, match=r"error: #error not precompiled"):
+        build(EMPTY + "\n\n", "kernel", PARAMS.itemsize, cache=tmp_path)
+
+
+def test_another_emulator_is_built_anew_and_without_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build(EMPTY, "kernel", PARAMS.itemsize, cache=tmp_path)
+    changed = tmp_path / "emulator"
+    shutil.copytree(emulation_build.EMULATOR, changed)
+    monkeypatch.setattr(emulation_build, "EMULATOR", changed)
+    uncached = emulation_build._emulator_text.__wrapped__
+    monkeypatch.setattr(emulation_build, "_emulator_text", uncached)
+    text = (changed / "thread.cpp").read_text()
+    for addition, builds in (("// Changed.\n", True), ("static int unused;\n", False)):
+        (changed / "thread.cpp").write_text(text + addition)
+        if builds:
+            assert build(EMPTY, "kernel", PARAMS.itemsize, cache=tmp_path) != first
+        else:
+            with pytest.raises(BuildError, match=r"thread\.cpp:\d+:\d+: error: .*unused"):
+                build(EMPTY, "kernel", PARAMS.itemsize, cache=tmp_path)
 
 
 def test_cache_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

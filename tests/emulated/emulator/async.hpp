@@ -64,36 +64,13 @@ class AsyncCopies {
   AsyncCopy copies_[kCapacity];
 };
 
-inline AsyncCopies async_copies[kMaxThreads];
+extern AsyncCopies async_copies[kMaxThreads];
 
-inline AsyncCopies& own_async_copies() { return async_copies[state.current->index]; }
-
-inline void copy_async(unsigned offset, const void* source, bool present, unsigned size) {
-  check_shared("cp.async", offset, size);
-  const unsigned long long start = reinterpret_cast<uintptr_t>(source);
-  const bool misaligned = start % size != 0;
-  if (present && (misaligned || !regions.allows(start, size, false)))
-    fail_access("cp.async", start, size, misaligned ? size : 0);
-  if (own_async_copies().full()) {
-    record_failure("more than %u cp.async of one thread are pending", AsyncCopies::kCapacity);
-    abandon_thread();
-  }
-  own_async_copies().start(offset, present ? source : nullptr, size);
-}
-
-inline void commit_async() { own_async_copies().commit(); }
-
-inline void wait_async(unsigned pending_groups) {
-  count_step();
-  own_async_copies().wait(pending_groups);
-}
+void copy_async(unsigned offset, const void* source, bool present, unsigned size);
+void commit_async();
+void wait_async(unsigned pending_groups);
 
 // A copy that nobody waits for may land when the block's shared memory is another block's.
-inline void require_no_copy_pending() {
-  const unsigned pending = own_async_copies().pending();
-  if (pending == 0) return;
-  record_failure("cp.async still pending at exit: %u copies without a wait", pending);
-  abandon_thread();
-}
+void require_no_copy_pending();
 
 }  // namespace emu

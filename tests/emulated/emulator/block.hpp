@@ -19,20 +19,6 @@ enum class Schedule : int {
   greedy_backward = 4  // the same from the last warp and the last lane
 };
 
-inline void sync_threads(Site site) {
-  wait(Stop{Status::at_barrier, "__syncthreads", site, 0, nullptr});
-}
-
-// Whether any thread's predicate isn't 0. Votes take turns with three places: whoever enters one clears
-// the next one's, which nobody reads any more since all have entered the one before.
-inline int sync_threads_or(Site site, int predicate) {
-  const unsigned vote = state.current->votes++;
-  state.votes[(vote + 1) % 3] = false;
-  if (predicate != 0) state.votes[vote % 3] = true;
-  wait(Stop{Status::at_barrier, "__syncthreads_or", site, 0, nullptr});
-  return state.votes[vote % 3];
-}
-
 class Block {
  public:
   Block(unsigned threads, Schedule schedule, unsigned long long seed)

@@ -1,14 +1,11 @@
 // A launch: the parameters by value, one block after another, the first failure as a message.
 #pragma once
 
+#include <string.h>
+
 #include <new>
 
-#include "async.hpp"
-#include "block.hpp"
 #include "memory.hpp"
-#include "subnormals.hpp"
-#include "thread.hpp"
-#include "wgmma.hpp"
 
 namespace emu {
 
@@ -27,6 +24,11 @@ struct Launch {
   const unsigned* blocks;  // of the grid, in the order in which they run
 };
 
+// Ends the calling thread, which must have waited for all that it started.
+[[noreturn]] void exit_thread();
+
+const char* launch_threads(void (*thread_entry)(), const Launch& config);
+
 // The kernel and its parameters, as every thread of the launch calls it.
 template <class Params>
 struct Kernel {
@@ -35,30 +37,13 @@ struct Kernel {
 
   [[noreturn]] static void run_thread() {
     entry(*params);
-    require_no_copy_pending();
-    require_no_product_pending();
-    state.current->stop = Stop{Status::exited, "exit", Site{"", 0, -1}, 0, nullptr};
-    abandon_thread();
+    exit_thread();
   }
 };
 
 template <class Params>
 constexpr unsigned long long params_size(void (*)(Params)) {
   return sizeof(Params);
-}
-
-template <class Params>
-const char* run_blocks(Block& block, const unsigned* blocks, unsigned count) {
-  for (unsigned i = 0; i < count; ++i) {
-    state.block_index = blocks[i];
-    state.steps = 0;
-    shared.poison();
-    proxy.begin_block();
-    for (unsigned i = 0; i < state.block_threads; ++i) group_products[i].clear();
-    const bool ran = block.run(&Kernel<Params>::run_thread);
-    if (!ran || !shared.guards_intact() || !groups_agree()) return state.message;
-  }
-  return nullptr;
 }
 
 // Returns null, or why the launch failed; valid until the next launch.
@@ -69,21 +54,7 @@ const char* launch(void (*entry)(Params), const void* params, const Launch& conf
   memcpy(storage, params, sizeof(Params));
   Kernel<Params>::entry = entry;
   Kernel<Params>::params = std::launder(reinterpret_cast<const Params*>(storage));
-
-  state.failed = false;
-  state.current = nullptr;
-  state.grid_blocks = config.grid;
-  state.block_threads = config.threads;
-  state.max_steps = config.max_steps;
-  state.copies_land_early = config.landing == 1;
-  regions = Regions{config.regions, config.region_count, 0};
-  if (!shared.allocate(config.smem)) return "no memory for the block's shared memory";
-
-  Block block(config.threads, static_cast<Schedule>(config.schedule), config.seed);
-  const unsigned arithmetic = flush_subnormals(config.flush_subnormals != 0);
-  const char* failure = run_blocks<Params>(block, config.blocks, config.grid);
-  restore_arithmetic(arithmetic);
-  return failure;
+  return launch_threads(&Kernel<Params>::run_thread, config);
 }
 
 }  // namespace emu

@@ -52,45 +52,14 @@ struct Regions {
   }
 };
 
-inline Regions regions;
+extern Regions regions;
 
 // `alignment` is what `start` should be a multiple of and isn't, or 0.
-[[noreturn]] inline void fail_access(const char* verb, unsigned long long start,
-                                     unsigned long long bytes, unsigned long long alignment) {
-  const Region* region = regions.nearest(start);
-  if (region == nullptr) {
-    record_failure("%s of %llu bytes at 0x%llx, but no region is registered", verb, bytes, start);
-    abandon_thread();
-  }
-  char reason[64];
-  if (alignment > 0)
-    snprintf(reason, sizeof reason, "is not %llu-byte aligned", alignment);
-  else if (region->holds(start, bytes))
-    snprintf(reason, sizeof reason, "is in a read-only region");
-  else
-    snprintf(reason, sizeof reason, "is outside every region");
-  record_failure("%s of %llu bytes at %s%+lld (0x%llx) %s; %s has %llu bytes", verb, bytes,
-                 region->name, static_cast<long long>(start - region->address), start, reason,
-                 region->name, region->bytes);
-  abandon_thread();
-}
+[[noreturn]] void fail_access(const char* verb, unsigned long long start,
+                              unsigned long long bytes, unsigned long long alignment);
 
-inline void check_access(const void* pointer, unsigned long long bytes, bool writing) {
-  count_step();
-  const unsigned long long start = reinterpret_cast<uintptr_t>(pointer);
-  const bool vector = bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16;
-  const bool misaligned = vector && start % bytes != 0;
-  if (misaligned || !regions.allows(start, bytes, writing))
-    fail_access(writing ? "write" : "read", start, bytes, misaligned ? bytes : 0);
-}
-
-inline void check_read(const void* pointer, unsigned long long bytes) {
-  check_access(pointer, bytes, false);
-}
-
-inline void check_write(void* pointer, unsigned long long bytes) {
-  check_access(pointer, bytes, true);
-}
+void check_read(const void* pointer, unsigned long long bytes);
+void check_write(void* pointer, unsigned long long bytes);
 
 // Dynamic shared memory between two guard zones. Bytes that nobody wrote read as NaN at every
 // width: 0xFF inside, 0xFFF7 in the guards, where a stray store of 0xFFFF is noticed as well.
@@ -146,37 +115,17 @@ class SharedMemory {
   size_t bytes_ = 0;
 };
 
-inline SharedMemory shared;
+extern SharedMemory shared;
 
 inline unsigned char* shared_memory() { return shared.data(); }
 
 // An address in the 32-bit space of shared memory, which starts at 0 here; one past the end is one.
-inline unsigned shared_offset(const void* pointer) {
-  const long long offset =
-      static_cast<long long>(reinterpret_cast<uintptr_t>(pointer) -
-                             reinterpret_cast<uintptr_t>(shared.data()));
-  if (offset < 0 || !shared.holds(offset, 0)) {
-    record_failure("shared address of a pointer to byte %lld of %zu bytes of shared memory: outside",
-                   offset, shared.size());
-    abandon_thread();
-  }
-  return static_cast<unsigned>(offset);
-}
+unsigned shared_offset(const void* pointer);
 
 // What is wrong with an access of 16 shared bytes; null if nothing.
-inline const char* shared_access_problem(unsigned offset, unsigned size = 16) {
-  if (offset % size != 0) return size == 16 ? "not 16-byte aligned" : "not aligned to its size";
-  return shared.holds(offset, size) ? nullptr : "outside";
-}
+const char* shared_access_problem(unsigned offset, unsigned size = 16);
 
-inline void check_shared(const char* what, unsigned offset, unsigned size = 16) {
-  count_step();
-  const char* problem = shared_access_problem(offset, size);
-  if (problem == nullptr) return;
-  record_failure("%s of %u bytes at byte %u of %zu bytes of shared memory: %s", what, size, offset,
-                 shared.size(), problem);
-  abandon_thread();
-}
+void check_shared(const char* what, unsigned offset, unsigned size = 16);
 
 template <class T>
 T load_shared(unsigned offset) {

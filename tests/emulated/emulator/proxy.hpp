@@ -42,11 +42,8 @@ class Proxy {
   unsigned long long fences_[kMaxThreads] = {};
 };
 
-inline Proxy proxy;
+extern Proxy proxy;
 
-inline void fence_proxy_async() {
-  count_step();
-  proxy.fence();
-}
+void fence_proxy_async();
 
 }  // namespace emu

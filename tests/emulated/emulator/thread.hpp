@@ -4,7 +4,6 @@
 // with hidden visibility, hence has a copy of its own.
 #pragma once
 
-#include <stdarg.h>
 #include <stdio.h>
 
 #include "fiber.hpp"
@@ -15,6 +14,9 @@ constexpr unsigned kLanes = 32;
 constexpr unsigned kMaxThreads = 1024;
 constexpr size_t kDepositBytes = 128;
 constexpr size_t kMessageBytes = 1024;
+
+// Lanes are compared at every stop, and mostly bring the very same text.
+inline bool same_text(const char* a, const char* b) { return a == b || strcmp(a, b) == 0; }
 
 // A place in the kernel text. Macros give any two of them, also on one line, different `id`s; for a
 // function that must do without, `here` as its default argument names the line of the call.
@@ -28,7 +30,7 @@ struct Site {
   }
 
   bool operator==(const Site& other) const {
-    return id == other.id && line == other.line && strcmp(file, other.file) == 0;
+    return id == other.id && line == other.line && same_text(file, other.file);
   }
 };
 
@@ -47,7 +49,7 @@ struct Stop {
 
   bool matches(const Stop& other) const {
     return status == other.status && site == other.site && bytes == other.bytes &&
-           strcmp(name, other.name) == 0;
+           same_text(name, other.name);
   }
 };
 
@@ -75,45 +77,18 @@ struct State {
   char message[kMessageBytes];
 };
 
-inline State state;
+extern State state;
 
 // Only the first failure of a launch is kept: what follows it is usually its consequence.
-__attribute__((format(printf, 1, 2))) inline void record_failure(const char* format, ...) {
-  if (state.failed) return;
-  state.failed = true;
-  int used = snprintf(state.message, kMessageBytes, "block %u", state.block_index);
-  if (state.current != nullptr)
-    used += snprintf(state.message + used, kMessageBytes - used, ", thread %u",
-                     state.current->index);
-  used += snprintf(state.message + used, kMessageBytes - used, ": ");
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(state.message + used, kMessageBytes - used, format, arguments);
-  va_end(arguments);
-}
+__attribute__((format(printf, 1, 2))) void record_failure(const char* format, ...);
 
 // Leaves the current thread for good. The scheduler sees the recorded failure and stops.
-[[noreturn]] inline void abandon_thread() {
-  state.current->fiber.suspend();
-  abort();
-}
+[[noreturn]] void abandon_thread();
 
-[[noreturn]] inline void fail(const char* message) {
-  record_failure("%s", message);
-  abandon_thread();
-}
+[[noreturn]] void fail(const char* message);
 
 // Bounds loops that wait or touch memory; a loop that does neither needs an outer time limit.
-inline void count_step() {
-  if (++state.steps <= state.max_steps) return;
-  record_failure("the block took more than %llu steps: an endless loop?", state.max_steps);
-  abandon_thread();
-}
-
-inline void wait(const Stop& stop) {
-  state.current->stop = stop;
-  count_step();
-  state.current->fiber.suspend();
-}
+void count_step();
+void wait(const Stop& stop);
 
 }  // namespace emu

@@ -29,11 +29,7 @@ class Deposits {
 
 inline unsigned lane_index() { return state.current->index % kLanes; }
 
-inline void require_full_mask(const char* name, unsigned mask) {
-  if (mask == 0xffffffffu) return;
-  record_failure("%s with mask 0x%08x: only the full mask 0xffffffff is emulated", name, mask);
-  abandon_thread();
-}
+void require_full_mask(const char* name, unsigned mask);
 
 // The building block of every collective; `name` is only for messages.
 template <class T>
@@ -117,17 +113,8 @@ T shuffle_xor(Site site, unsigned mask, T value, int lane_mask) {
 }
 
 // Whether any lane's predicate isn't 0.
-inline int any(Site site, unsigned mask, int predicate) {
-  require_full_mask("__any_sync", mask);
-  const Deposits<int> predicates = exchange("__any_sync", site, predicate);
-  for (unsigned lane = 0; lane < kLanes; ++lane)
-    if (predicates[lane] != 0) return 1;
-  return 0;
-}
+int any(Site site, unsigned mask, int predicate);
 
-inline void sync_warp(Site site, unsigned mask = 0xffffffffu) {
-  require_full_mask("__syncwarp", mask);
-  wait(Stop{Status::at_collective, "__syncwarp", site, 0, nullptr});
-}
+void sync_warp(Site site, unsigned mask = 0xffffffffu);
 
 }  // namespace emu

@@ -63,59 +63,9 @@ struct GroupProduct {
   void (*compute)(const GroupProduct&, float* d);
 };
 
-inline unsigned visible_element(const GroupProduct& product, unsigned address) {
-  const char* problem = shared_access_problem(address, 2);
-  if (problem == nullptr) problem = proxy.problem(address);
-  if (problem != nullptr) {
-    record_failure("wgmma (%s:%d) reads byte %u of %zu bytes of shared memory: %s", product.site.file,
-                   product.site.line, address, shared.size(), problem);
-    abandon_thread();
-  }
-  unsigned short bits;
-  memcpy(&bits, shared.data() + address, sizeof bits);
-  return bits;
-}
-
+// For Half and Bfloat.
 template <class Format>
-void compute_group_product(const GroupProduct& product, float* d) {
-  const unsigned thread = state.current->index;
-  const unsigned lane = thread % kLanes;
-  const unsigned first_row = thread / kLanes % 4 * 16 + lane / 4;
-  Factors a[2];
-  for (unsigned i = 0; i < 2; ++i) {
-    a[i].finite = true;
-    for (unsigned k = 0; k < kDepth; ++k) {
-      unsigned bits;
-      if (product.a_in_shared) {
-        bits = visible_element(product, PanelOperand(product.a_bits).along(first_row + 8 * i, k));
-      } else {
-        // Registers 0 and 1 have the rows of k below 8, 2 and 3 those of the others; a lane has two of each.
-        const unsigned pair = product.a[k % 8 / 2][i + k / 8 * 2];
-        bits = k % 2 == 0 ? pair & 0xffffu : pair >> 16;
-      }
-      a[i].set<Format>(static_cast<int>(k), bits);
-    }
-  }
-  const PanelOperand operand(product.b_bits);
-  for (unsigned j = 0; j < product.tiles; ++j) {
-    for (unsigned c = 0; c < 2; ++c) {
-      const unsigned n = 8 * j + lane % 4 * 2 + c;
-      Factors b;
-      b.finite = true;
-      for (unsigned k = 0; k < kDepth; ++k) {
-        const unsigned address = product.transposed ? operand.across(k, n) : operand.along(n, k);
-        b.set<Format>(static_cast<int>(k), visible_element(product, address));
-      }
-      for (unsigned i = 0; i < 2; ++i) {
-        float& element = d[4 * j + 2 * i + c];
-        unsigned sum = 0;
-        if (product.adds) memcpy(&sum, &element, sizeof sum);
-        sum = accumulate(sum, a[i], b);
-        memcpy(&element, &sum, sizeof sum);
-      }
-    }
-  }
-}
+void compute_group_product(const GroupProduct& product, float* d);
 
 // What one thread has issued and not waited for, oldest first. Arrays of a fixed size, since sanitized builds have
 // no C++ library.
@@ -221,56 +171,13 @@ class GroupProducts {
   bool begun_ = false;
 };
 
-inline GroupProducts group_products[kMaxThreads];
+extern GroupProducts group_products[kMaxThreads];
 
-inline GroupProducts& own_group_products() { return group_products[state.current->index]; }
+void fence_wgmma(Site site);
+void commit_wgmma();
+void wait_wgmma(unsigned pending_groups);
 
-inline void fence_wgmma(Site site) {
-  exchange("wgmma.fence", site, 0);
-  own_group_products().begin();
-}
-
-inline void commit_wgmma() { own_group_products().commit(); }
-
-inline void wait_wgmma(unsigned pending_groups) {
-  count_step();
-  own_group_products().wait(pending_groups);
-}
-
-// What the lanes of a warp bring to a product.
-struct GroupOperand {
-  unsigned a[4];
-  unsigned long long descriptors[2];
-};
-
-inline void start_group_product(GroupProduct product, const unsigned* a) {
-  GroupOperand own = {};
-  if (a != nullptr) memcpy(own.a, a, sizeof own.a);
-  own.descriptors[0] = product.a_bits;
-  own.descriptors[1] = product.b_bits;
-  const Deposits<GroupOperand> lanes = exchange("wgmma", product.site, own);
-  const unsigned lane = lane_index();
-  for (unsigned i = 0; i < 4; ++i) memcpy(product.a[i], lanes[lane / 4 * 4 + i].a, sizeof product.a[i]);
-  const char* problem = PanelOperand::problem(product.b_bits);
-  if (problem == nullptr && product.a_in_shared) problem = PanelOperand::problem(product.a_bits);
-  for (unsigned i = 0; i < kLanes && problem == nullptr; ++i) {
-    if (memcmp(lanes[i].descriptors, own.descriptors, sizeof own.descriptors) != 0)
-      problem = "lanes differ in it";
-  }
-  if (problem != nullptr) {
-    record_failure("wgmma (%s:%d), descriptor: %s", product.site.file, product.site.line, problem);
-    abandon_thread();
-  }
-  if (!own_group_products().may_start(product)) {
-    record_failure("wgmma (%s:%d): no wgmma.fence came before", product.site.file, product.site.line);
-    abandon_thread();
-  }
-  if (own_group_products().full()) {
-    record_failure("more than %u wgmma of one thread are pending", GroupProducts::kCapacity);
-    abandon_thread();
-  }
-  own_group_products().start(product);
-}
+void start_group_product(GroupProduct product, const unsigned* a);
 
 template <class Format, bool kTransposed, int kTiles>
 void multiply_group(Site site, float (&d)[kTiles][4], const unsigned (&a)[4], unsigned long long b, bool adds) {
@@ -288,35 +195,9 @@ void multiply_group(Site site, float (&d)[kTiles][4], unsigned long long a, unsi
 
 // Whether the warps of each four have issued the same products: hardware wants all four at each, with the same
 // descriptors. False if not.
-inline bool groups_agree() {
-  constexpr unsigned kGroup = 4 * kLanes;
-  for (unsigned thread = 0; thread < state.block_threads; ++thread) {
-    const unsigned group = thread / kGroup;
-    const GroupProducts& first = group_products[group * kGroup];
-    const GroupProducts& own = group_products[thread];
-    if (own.started() != first.started()) {
-      record_failure("the warps of group %u issued %llu and %llu wgmma: all four take part in each", group,
-                     first.started(), own.started());
-      return false;
-    }
-    if (own.issued() != first.issued()) {
-      record_failure("warps 0 and %u of group %u issued different wgmma, or with different descriptors",
-                     thread % kGroup / kLanes, group);
-      return false;
-    }
-    if (own.started() > 0 && (group + 1) * kGroup > state.block_threads) {
-      record_failure("group %u has fewer than four warps: all four take part in each wgmma", group);
-      return false;
-    }
-  }
-  return true;
-}
+bool groups_agree();
 
 // Its sums would be read before they are there.
-inline void require_no_product_pending() {
-  if (own_group_products().empty()) return;
-  record_failure("wgmma still pending at exit, without a wait");
-  abandon_thread();
-}
+void require_no_product_pending();
 
 }  // namespace emu

@@ -3,8 +3,6 @@
 // The compilers' own run time either goes on, into the crash it has just reported, or ends the
 // process. The handlers' names and the leading fields of their arguments are an interface that GCC
 // and Clang share; -fno-sanitize-recover selects the handlers that do not return.
-#pragma once
-
 #include "thread.hpp"
 
 #ifdef EMU_SANITIZE

@@ -1,0 +1,12 @@
+// All that isn't a template, compiled once for all kernels and optimized: one unit, so that it's inlined.
+#include "async.cpp"
+#include "barrier.cpp"
+#include "fiber.cpp"
+#include "launch.cpp"
+#include "matrix.cpp"
+#include "memory.cpp"
+#include "proxy.cpp"
+#include "sanitizer.cpp"
+#include "thread.cpp"
+#include "warp.cpp"
+#include "wgmma.cpp"
