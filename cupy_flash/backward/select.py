@@ -70,7 +70,8 @@ def keys_in_one_pass(forward: Variant, device: Device, *, sums: bool = False) ->
     both = BackwardVariant(forward, keys=True, first=True, second=True, bias_sums=sums)
     if forward.family == "simt":
         if forward.tile.groups:
-            return ("kv", widest) in SPLIT_TILES
+            # With options both spilled 128 bytes and more.
+            return ("kv", widest) in SPLIT_TILES and not (sums or forward.scores_one_by_one)
         in_one = (2, forward.accumulate, widest) in SIMT_TILES
         return in_one or _matrix_fitting(both, device) is not None
     return widest in SM80_JOINT and _fitting(both, _sm80_tiles(both), device) is not None

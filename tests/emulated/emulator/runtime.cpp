@@ -5,6 +5,7 @@
 #include "launch.cpp"
 #include "matrix.cpp"
 #include "memory.cpp"
+#include "named_barriers.cpp"
 #include "proxy.cpp"
 #include "sanitizer.cpp"
 #include "thread.cpp"
