@@ -221,9 +221,8 @@ def _on_tensor_cores(variant: Variant, precision: str | None, device: Device) ->
     if {variant.q, variant.k, variant.v} != {dtype} or not device.matrix_floats:
         return variant
     tf32 = dtype == "float32" and precision == "tf32"
-    if dtype == "float32" and device.warpgroups and widest in SPLIT_HEAD_DIMS:
-        narrowest = SPLIT_HEAD_DIMS[0]
-        d, p = max(variant.head_dim, narrowest), max(variant.head_dim_v, narrowest)
+    if dtype == "float32" and device.warpgroups and widest <= SPLIT_HEAD_DIMS[-1]:
+        d, p = (max(x, SPLIT_HEAD_DIMS[0]) for x in (variant.head_dim, variant.head_dim_v))
         return replace(variant, head_dim=d, head_dim_v=p, tile=SPLIT_TILE, tf32=tf32)
     for tile in MATRIX_TILES.get((dtype, widest), ()):
         tile = replace(tile, chunk_d=variant.head_dim)

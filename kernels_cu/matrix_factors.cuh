@@ -17,20 +17,29 @@ struct MatrixFactors<double, true> {
   // Whether a factor is split into two, which one that isn't finite can't be.
   static constexpr bool kSplit = false;
 
+  using Whole = Factor;
+
   static __device__ __forceinline__ Factor of(double x) { return x; }
+  static __device__ __forceinline__ Whole whole(double x) { return x; }
   static __device__ __forceinline__ void multiply(double (&c)[4], const Factor (&a)[8], const Factor (&b)[4]) {
     multiply_accumulate(c, a, b);
   }
 };
 
 // x is the sum of two TF32 numbers but for its last bit, and the product of two low ones is below 2^-22 of the whole:
-// three products have the accuracy of float32. The tensor cores cut sums off where FMA rounds them: they sum few terms,
+// three products have the accuracy of float32. Where one factor may be 1, and the product so the other one, that has its
+// last bit too. The tensor cores cut sums off where FMA rounds them: they sum few terms,
 // and what they have is added outside (Ootomo and Yokota, arXiv:2203.03341).
 template <>
 struct MatrixFactors<float, true> {
   struct Factor {
     unsigned high;
     unsigned low;
+  };
+  struct Whole {
+    unsigned high;
+    unsigned low;
+    unsigned rest;
   };
   static constexpr bool kApart = true;
   static constexpr bool kSplit = true;
@@ -39,6 +48,22 @@ struct MatrixFactors<float, true> {
   static __device__ __forceinline__ Factor of(float x) {
     const unsigned high = __float_as_uint(x) + 0x1000u;
     return {high, __float_as_uint(x - __uint_as_float(high & 0xffffe000u))};
+  }
+
+  static __device__ __forceinline__ Whole whole(float x) {
+    const Factor factor = of(x);
+    const float low = __uint_as_float(factor.low);
+    return {factor.high, factor.low, __float_as_uint(low - __uint_as_float(factor.low & 0xffffe000u))};
+  }
+
+  static __device__ __forceinline__ void multiply(float (&c)[4], const Factor (&a)[8], const Whole (&b)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      multiply_accumulate(c, a[4 * i].high, a[4 * i + 1].high, a[4 * i + 2].high, a[4 * i + 3].high, b[2 * i].rest,
+                          b[2 * i + 1].rest);
+    }
+    const Factor parts[4] = {{b[0].high, b[0].low}, {b[1].high, b[1].low}, {b[2].high, b[2].low}, {b[3].high, b[3].low}};
+    multiply(c, a, parts);
   }
 
   // The small products first.
@@ -62,10 +87,12 @@ struct MatrixFactors<float, true> {
 template <>
 struct MatrixFactors<float, false> {
   using Factor = unsigned;
+  using Whole = Factor;
   static constexpr bool kApart = false;
   static constexpr bool kSplit = false;
 
   static __device__ __forceinline__ Factor of(float x) { return rounded_tf32(x); }
+  static __device__ __forceinline__ Whole whole(float x) { return of(x); }
   static __device__ __forceinline__ void multiply(float (&c)[4], const Factor (&a)[8], const Factor (&b)[4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

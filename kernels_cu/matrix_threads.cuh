@@ -85,7 +85,7 @@ struct MatrixThreads : FragmentThreads<kRows, kParts> {
 #pragma unroll
     for (int j = 0; j < Product::kColumns / 2; ++j) {
       A sum[kTiles][4] = {};
-      multiply_steps(a, [&](int s, int i) { return others.at(other_of(4 * s + i), right_of(j)); }, sum);
+      multiply_steps(a, [&](int s, int i) { return Factors::whole(*others.at(other_of(4 * s + i), right_of(j))); }, sum);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
@@ -120,15 +120,15 @@ struct MatrixThreads : FragmentThreads<kRows, kParts> {
     }
   }
 
-  // sum += a b; `right(s, i)` is where the right factor's i-th element of the thread lies, of 16 terms.
+  // sum += a b; `right(s, i)` is the right factor's i-th element of the thread, of 16 terms.
   template <int kSteps, class Right>
   __device__ __forceinline__ void multiply_steps(const Factor (&a)[kSteps][kTiles][8], const Right& right,
                                                  A (&sum)[kTiles][4]) const {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      Factor b[4];
+      decltype(right(0, 0)) b[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) b[i] = Factors::of(*right(s, i));
+      for (int i = 0; i < 4; ++i) b[i] = right(s, i);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) Factors::multiply(sum[t], a[s][t], b);
     }
@@ -145,7 +145,7 @@ struct MatrixThreads : FragmentThreads<kRows, kParts> {
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[t][i] = Factors::kApart ? A(0) : X(2 * t + i / 2, 2 * j + i % 2);
       }
-      multiply_steps(a, [&](int s, int i) { return right(s, i, j); }, sum);
+      multiply_steps(a, [&](int s, int i) { return Factors::of(*right(s, i, j)); }, sum);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
