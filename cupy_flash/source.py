@@ -107,7 +107,7 @@ def _text_of(variant: AnyVariant) -> tuple[_Constants, str, str]:
     if isinstance(variant, Variant):
         return _forward(variant), f"forward_{variant.code}", "Params"
     if isinstance(variant, BackwardVariant):
-        return _backward(variant), f"backward_{variant.forward.code}", "BackwardParams"
+        return _backward(variant), f"backward_{variant.code}", "BackwardParams"
     if isinstance(variant, StatisticsVariant):
         return _statistics(variant), "backward_statistics", "BackwardParams"
     return _sum(variant), "backward_sum", "SumParams"

@@ -79,24 +79,8 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
 
 template <class Config>
 __device__ __forceinline__ void backward_simt(const BackwardParams& params) {
-  using Block = GradientBlock<Config>;
-  const Block block;
-  BackwardSchedule<Config> schedule(params);
-  OwnTile tile;
-  while (schedule.next(tile)) {
-    TileGradients<Config, Block> G;
-    bool careful = false;
-    for (;;) {
-      G.clear();
-      for (long long share = 0; share < params.shares; ++share) {
-        begin_entry<Config>(params, schedule, block, share);
-        add_entry<Config>(params, block, careful, G);
-        end_entry<Config>(params, block);
-      }
-      if (careful) break;
-      careful = needs_care<Config>(G.finite());
-      if (!careful) break;
-    }
-    write_gradients<Config>(params, schedule, block, G);
-  }
+  const GradientBlock<Config> block;
+  differentiate_tiles<Config>(params, block, [&](bool careful, auto& G) {
+    add_entry<Config>(params, block, careful, G);
+  });
 }

@@ -153,22 +153,7 @@ __device__ __forceinline__ void backward_split(const BackwardParams& params) {
     return;
   }
   block.take();
-  BackwardSchedule<Config> schedule(params);
-  OwnTile tile;
-  while (schedule.next(tile)) {
-    TileGradients<Config, Block> G;
-    bool careful = false;
-    for (;;) {
-      G.clear();
-      for (long long share = 0; share < params.shares; ++share) {
-        begin_entry<Config>(params, schedule, block, share);
-        add_entry_by_groups<Config>(params, block, careful, G);
-        end_entry<Config>(params, block);
-      }
-      if (careful) break;
-      careful = needs_care<Config>(G.finite());
-      if (!careful) break;
-    }
-    write_gradients<Config>(params, schedule, block, G);
-  }
+  differentiate_tiles<Config>(params, block, [&](bool careful, auto& G) {
+    add_entry_by_groups<Config>(params, block, careful, G);
+  });
 }

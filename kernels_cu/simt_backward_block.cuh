@@ -7,12 +7,11 @@
 #include "schedule.cuh"
 #include "score.cuh"
 #include "score_arrays.cuh"
-#include "matrix_threads.cuh"
 #include "simt_threads.cuh"
 #include "tile.cuh"
 #include "types.cuh"
 
-// Widest own operands that stay in shared memory; on the tensor cores all of them.
+// Widest own operands that stay in shared memory.
 constexpr int kResidentColumns = 64;
 
 // An entry that shares the gradients of a tile, in shared memory.
@@ -43,9 +42,9 @@ __device__ __forceinline__ long long tile_of_others(long long other) {
 }
 
 template <class Config>
-struct GradientBlock : ThreadsOf<Config> {
+struct GradientBlock : SimtThreads<typename Config::Accumulate, Config::kThreadsM, Config::kThreadsN> {
   using A = typename Config::Accumulate;
-  using Threads = ThreadsOf<Config>;
+  using Threads = SimtThreads<A, Config::kThreadsM, Config::kThreadsN>;
   using Threads::other_of;
   using Threads::row_of;
   static constexpr int kBlockM = Config::kBlockM;
@@ -61,7 +60,7 @@ struct GradientBlock : ThreadsOf<Config> {
   static constexpr int kRows = kBlockM / kThreadsM;
   static constexpr int kOthers = kBlockN / kThreadsN;
   static constexpr int kWidest = kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV;
-  static constexpr bool kResident = Config::kMatrix || kWidest <= kResidentColumns;
+  static constexpr bool kResident = kWidest <= kResidentColumns;
   static constexpr bool kScores = Wanted<Config>::kScores;
   // Whether the others that count may begin within a tile.
   static constexpr bool kSkip = Config::kOfKeys ? Config::kRight : Config::kLeft;
@@ -72,13 +71,12 @@ struct GradientBlock : ThreadsOf<Config> {
   using Pairs = RegisterTile<A, kRows, kOthers>;
   using First = RegisterTile<A, kRows, kHeadDim / kThreadsN>;
   using Second = RegisterTile<A, kRows, kHeadDimV / kThreadsN>;
-  static constexpr int kPad = Config::kMatrix ? kMatrixPad : kVector;
-  using PairTile = SharedTile<A, kBlockN, kPad>;
-  using ColumnTile = SharedTile<A, kChunkD, kPad>;  // all rows of a chunk of columns
+  using PairTile = SharedTile<A, kBlockN>;
+  using ColumnTile = SharedTile<A, kChunkD>;  // all rows of a chunk of columns
   template <int kColumns>
-  using RowTile = SharedTile<A, kColumns, kPad>;  // all columns of a chunk of rows
+  using RowTile = SharedTile<A, kColumns>;  // all columns of a chunk of rows
   template <int kColumns>
-  using OwnShared = SharedTile<A, kResident ? kColumns : kChunkD, kPad>;
+  using OwnShared = SharedTile<A, kResident ? kColumns : kChunkD>;
 
   static constexpr int kOwn1 = kBlockM * OwnShared<kHeadDim>::kPitch;
   static constexpr int kOwn2 = kResident ? kBlockM * OwnShared<kHeadDimV>::kPitch : 0;
@@ -91,7 +89,6 @@ struct GradientBlock : ThreadsOf<Config> {
                 "backward/variant.py: BackwardVariant.shared_memory");
   static_assert(sizeof(EntryWork<Config>) <= kWorkBytes, "an entry has its place");
   static_assert(32 % kThreadsN == 0, "an own row lies in one warp");
-  static_assert(!Config::kMatrix || kThreadsN == 4 || !kSums, "sums of a row are made in one warp");
   static_assert(kHeadDim % kChunkD == 0 && kHeadDimV % kChunkD == 0 && kBlockN % kChunkN == 0,
                 "chunks tile the tile");
   static_assert(kChunkD % kVector == 0 && kChunkN % kVector == 0, "chunks are read in vectors");

@@ -6,6 +6,7 @@
 #include "backward_schedule.cuh"
 #include "naive_gradients.cuh"
 #include "score.cuh"
+#include "score_arrays.cuh"
 #include "simt_backward_block.cuh"
 #include "simt_backward_gradients.cuh"
 #include "simt_backward_pairs.cuh"
@@ -92,5 +93,30 @@ __device__ __forceinline__ void write_gradients(const BackwardParams& params, co
   if constexpr (Block::kSplit) {
     __syncwarp();
     differentiate_unsplit<Config>(params, schedule, block, tile, broken);
+  }
+}
+
+// Computes the gradients of a block's tiles. `add_entry(careful, G)` adds what an entry gives; `careful` if what is
+// hidden may be NaN.
+template <class Config, class Block, class AddEntry>
+__device__ __forceinline__ void differentiate_tiles(const BackwardParams& params, const Block& block,
+                                                    const AddEntry& add_entry) {
+  BackwardSchedule<Config> schedule(params);
+  OwnTile tile;
+  while (schedule.next(tile)) {
+    TileGradients<Config, Block> G;
+    bool careful = false;
+    for (;;) {
+      G.clear();
+      for (long long share = 0; share < params.shares; ++share) {
+        begin_entry<Config>(params, schedule, block, share);
+        add_entry(careful, G);
+        end_entry<Config>(params, block);
+      }
+      if (careful) break;
+      careful = needs_care<Config>(G.finite());
+      if (!careful) break;
+    }
+    write_gradients<Config>(params, schedule, block, G);
   }
 }

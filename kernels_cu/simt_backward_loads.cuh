@@ -113,9 +113,7 @@ __device__ __forceinline__ void clear_hidden_others(const BackwardParams& params
                                                     const GradientBlock<Config>& block, const Stage& stage,
                                                     long long other) {
   const int j = threadIdx.x;
-  if (j >= Config::kChunkN || !is_hidden_other<Config>(params, block.work(), other + j)) return;
-#pragma unroll 1
-  for (int c = 0; c < Stage::kColumns; ++c) *stage.at(j, c) = typename Config::Accumulate(0);
+  if (j < Config::kChunkN && is_hidden_other<Config>(params, block.work(), other + j)) clear_row(stage, j);
 }
 
 // Chunks of others on their way to shared memory, all their columns.

@@ -92,8 +92,5 @@ struct SimtBlock : ThreadsOf<Config> {
   }
 
   // Of the j-th key of the stage.
-  __device__ __forceinline__ void clear_value(int j) const {
-#pragma unroll 1
-    for (int c = 0; c < kHeadDimV; ++c) *V.at(j, c) = A(0);
-  }
+  __device__ __forceinline__ void clear_value(int j) const { clear_row(V, j); }
 };

@@ -34,6 +34,13 @@ struct SharedTile {
   }
 };
 
+// Zeroes a row.
+template <class A, int kColumns, int kPad>
+__device__ __forceinline__ void clear_row(const SharedTile<A, kColumns, kPad>& tile, int row) {
+#pragma unroll 1
+  for (int c = 0; c < kColumns; ++c) *tile.at(row, c) = A(0);
+}
+
 // A thread's part of a tile in registers.
 template <class A, int kRows_, int kColumns_>
 struct RegisterTile {

@@ -112,9 +112,8 @@ def _matrix_fitting(variant: BackwardVariant, device: Device) -> BackwardVariant
         return None
     gradients = 2 if variant.first and variant.second else 1
     sums = variant.bias_sums or variant.slope_sums or variant.scale_sums
-    narrowest = min(variant.forward.head_dim, variant.forward.head_dim_v)
     for tile in MATRIX_TILES.get((gradients, _widest(variant.forward)), ()):
-        found = _tiled(variant, replace(tile, chunk_d=min(tile.chunk_d, narrowest)))
+        found = _tiled(variant, tile)
         if found.shared_memory <= device.shared_memory and not (sums and tile.threads_n > 4):
             return found
     return None

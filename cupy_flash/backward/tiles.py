@@ -28,30 +28,23 @@ SIMT_TILES = {
 }
 
 
-def _matrix(
-    own: int, others: int, columns: int, rows: int, *, parts: int = 1, blocks: int = 1
-) -> Tile:
+def _matrix(own: int, others: int, *, parts: int = 1, blocks: int = 1) -> Tile:
     """Return a tile whose warps multiply 16 own rows each on the float64 tensor cores.
 
-    The others come in chunks of `columns` or `rows`. `parts` warps share own rows, and columns of
-    what they multiply among them.
+    `parts` warps share own rows, and columns of what they multiply among them.
     """
-    return Tile(own, others, own // 2, 4 * parts, columns, rows, blocks, matrix=True)
+    return Tile(own, others, own // 2, 4 * parts, blocks=blocks, matrix=True)
 
 
 # The same of float64 on the tensor cores, the fastest first: the first is taken whose shared memory
 # the GPU has. Warps that share rows leave no sums over them.
 MATRIX_TILES = {
-    (1, 32): (_matrix(128, 32, 32, 32),),
-    (1, 64): (_matrix(128, 32, 32, 32), _matrix(64, 32, 32, 32, blocks=2)),
-    (1, 128): (_matrix(64, 64, 32, 16, parts=2),),
-    (2, 32): (_matrix(128, 32, 32, 32),),
-    (2, 64): (
-        _matrix(64, 32, 64, 32, parts=2),
-        _matrix(128, 16, 32, 16),
-        _matrix(64, 16, 32, 16, blocks=2),
-    ),
-    (2, 128): (_matrix(64, 32, 32, 16, parts=2),),
+    (1, 32): (_matrix(128, 32),),
+    (1, 64): (_matrix(128, 32), _matrix(64, 32)),
+    (1, 128): (_matrix(64, 32, parts=2), _matrix(32, 32, parts=2), _matrix(64, 16)),
+    (2, 32): (_matrix(128, 32),),
+    (2, 64): (_matrix(128, 32), _matrix(64, 32)),
+    (2, 128): (_matrix(64, 32, parts=2), _matrix(32, 32, parts=2)),
 }
 
 

@@ -69,9 +69,14 @@ class BackwardVariant:
         return self.forward.accumulate
 
     @property
+    def code(self) -> str:
+        """How its function and its source file are named, after backward_."""
+        return "matrix" if self.tile.matrix else self.forward.code
+
+    @property
     def file(self) -> str:
         """The source file that holds it."""
-        return f"backward_{self.forward.code}.cuh"
+        return f"backward_{self.code}.cuh"
 
     @property
     def entry(self) -> str:
@@ -103,9 +108,14 @@ class BackwardVariant:
             turns = self.forward.scores_one_by_one or self.pairs or sums
             pairs = tile.block_m * (tile.block_n + 4) * itemsize if turns else 0
             return split + pairs + 3 * tile.block_m * sums * itemsize + SIMT_WORK_BYTES
-        pad = MATRIX_PAD if tile.matrix else 16 // itemsize
-        resident = tile.matrix or max(d, p) <= SIMT_RESIDENT
-        own = d + p + 2 * pad if resident else tile.chunk_d + pad
+        if tile.matrix:
+            columns = d + p + 2 * MATRIX_PAD
+            own = d + MATRIX_PAD if self.scores_only else columns
+            pairs = tile.block_n + MATRIX_PAD
+            elements = tile.block_m * (own + pairs + 3 * sums) + tile.block_n * columns
+            return elements * itemsize + SIMT_WORK_BYTES
+        pad = 16 // itemsize
+        own = d + p + 2 * pad if max(d, p) <= SIMT_RESIDENT else tile.chunk_d + pad
         pairs = tile.block_m * (own + tile.block_n + pad)
         stage = max(tile.block_n * (tile.chunk_d + pad), tile.chunk_n * (max(d, p) + pad))
         return (pairs + stage + 3 * tile.block_m * sums) * itemsize + SIMT_WORK_BYTES
