@@ -86,6 +86,16 @@ __device__ __forceinline__ void add_entry_by_groups(const BackwardParams& params
        other += Block::kBlockN) {
     const bool last = other + Block::kBlockN >= block.work().others.end;
     if (G.ends_span(block, other)) G.end_span(params, block);
+    const TilePairs<Config, Block> pairs(params, block, other);
+    // Every pair's gradient is written, of hidden ones too.
+    if (!Config::kPairs && !(ScoreArrays<Config>::kHide && careful) && !pairs.any_of_group()) {
+      // Other groups of the block have some of them, and wait in this order.
+      meet<kThreads>(kThere[kEarly<Config>]);
+      meet<kThreads>(kThere[3 - kEarly<Config>]);
+      if (!last) arrive<kThreads>(kFree[1]);
+      if (!last) arrive<kThreads>(kFree[2]);
+      continue;
+    }
     typename Block::Pairs X, dP;
     if constexpr (Block::kScores) {
       meet<kThreads>(kThere[2]);
@@ -99,7 +109,7 @@ __device__ __forceinline__ void add_entry_by_groups(const BackwardParams& params
     if constexpr (Block::kScores) settle(dP.sum[0]);
     if (!Config::kSecond && !last) arrive<kThreads>(kFree[2]);
     if (!Config::kFirst && !last) arrive<kThreads>(kFree[1]);
-    TilePairs<Config, Block>(params, block, other).compute(X, dP);
+    pairs.compute(X, dP);
     if (ScoreArrays<Config>::kHide && careful) {
       const int j = threadIdx.x;
       if (j < Block::kBlockN && is_hidden_other<Config>(params, block.work(), other + j)) {

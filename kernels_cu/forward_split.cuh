@@ -55,8 +55,17 @@ __device__ __forceinline__ void attend_by_groups(const Params& params, const Blo
   O.clear();
   for (int key = 0; key < count; key += Block::kBlockN) {
     const bool last = key + Block::kBlockN >= count;
-    typename Block::Scores S;
     meet<kThreads>(kKeysThere);
+    // With care all groups clear hidden values.
+    if (!(ScoreArrays<Config>::kHide && careful) &&
+        !attended.sees.from(block.group_row(), key).template any_visible<64, Block::kBlockN>()) {
+      // Other groups of the block see some of them.
+      if (!last) arrive<kThreads>(kKeysFree);
+      meet<kThreads>(kValuesThere);
+      if (!last) arrive<kThreads>(kValuesFree);
+      continue;
+    }
+    typename Block::Scores S;
     begin_products();
     split_product(block.Q(), block.group_row(), block.K(), S);
     commit_products();

@@ -33,13 +33,16 @@ struct MatrixThreads : FragmentThreads<kRows, kParts> {
   static constexpr int kTiles = kRows / 2;
   // Terms of a sum in the tensor cores: what they cut off grows with their number.
   static constexpr int kTerms = Factors::kApart ? 32 : 16;
+  // The same of columns. Where warps share rows they have few products with each left factor: loaded for two steps at
+  // once, those of a step wait less.
+  static constexpr int kColumnTerms = kParts > 1 ? 32 : kTerms;
 
   // X += rows[:, column : column + kChunk] others^T for a chunk of the others' columns.
   template <class Rows, int kChunk, class Product>
   __device__ __forceinline__ void product_of_columns(const Rows& rows, int column,
                                                      const SharedTile<A, kChunk, kMatrixPad>& others,
                                                      Product& X) const {
-    constexpr int kStep = kChunk < kTerms ? kChunk : kTerms;
+    constexpr int kStep = kChunk < kColumnTerms ? kChunk : kColumnTerms;
 #pragma unroll 1
     for (int k = 0; k < kChunk; k += kStep) {
       Factor a[kStep / 16][kTiles][8];

@@ -67,6 +67,14 @@ struct TilePairs {
     }
   }
 
+  // Whether a pair of the thread's group of 64 own rows or keys can be seen.
+  __device__ __forceinline__ bool any_of_group() const {
+    const TileMask<Config> sees = Mask<Config>{params.forward, work.entry.extent}.tile(row, key);
+    const int first = block.group_row();
+    return kOfKeys ? sees.from(0, first).template any_visible<Block::kBlockN, 64>()
+                   : sees.from(first, 0).template any_visible<64, Block::kBlockN>();
+  }
+
   // Clears the gradients of pairs with keys from begin up to end. Each by the thread that adds to it
   // later: `begin` is that of a tile.
   __device__ static __forceinline__ void clear(const BackwardParams& params, const Block& block,

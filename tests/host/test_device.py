@@ -73,7 +73,7 @@ def test_float64_is_multiplied_on_tensor_cores_where_they_are_faster(cupy, arch)
         assert device.assumed(arch).matrix_floats is (arch in (80, 90))
 
 
-# What passes are compiled with.
+# What kernels are compiled with.
 
 
 @pytest.mark.parametrize("what", PASSES)
@@ -91,6 +91,15 @@ def test_kernels_of_groups_alone_are_compiled_for_sm_90a(arch, what):
         assert compile.options_of(chosen) == (GROUPS if chosen.tile.groups else compile.OPTIONS)
 
 
+@pytest.mark.parametrize("arch", [80, 86, 90, 100])
+@pytest.mark.parametrize("d", [24, 64, 128, 200])
+def test_float32_is_compiled_for_sm_90a_where_warpgroups_multiply_it(arch, d):
+    x = planned((33, d), to_dtype("float32"))
+    variant = choose(make_problem(x, x, x, check_options()), device.assumed(arch)).variant
+    assert variant.tile.groups == (arch == 90 and d <= 128)
+    assert compile.options_of(variant) == (GROUPS if variant.tile.groups else compile.OPTIONS)
+
+
 def test_a_gpu_whose_nvrtc_is_older_gets_other_kernels(cupy):
     chosen = of_keys()
     assert chosen.tile.groups
@@ -106,7 +115,6 @@ def test_a_gpu_whose_nvrtc_is_older_gets_other_kernels(cupy):
 
 def test_other_kernels_of_sm_90_have_one_set_of_options():
     variants = [
-        of_keys(dtype="float32"),
         of_keys(dtype="float64"),
         StatisticsVariant(90, "float16", None, 8, True),
         SumVariant(90, "float32", "float32", True),
