@@ -35,8 +35,8 @@ class Device:
     warpgroups: bool = False
 
     @property
-    def matrix_floats(self) -> bool:
-        """Whether its tensor cores multiply float64, and float32 in parts, faster than FMA does."""
+    def float64_matrix(self) -> bool:
+        """Whether its tensor cores multiply float64 faster than its FMA units do."""
         return self.arch in (80, 90)
 
 

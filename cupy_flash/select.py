@@ -26,9 +26,9 @@ MOST_KEYS = 2**30
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 
 
-def _matrix_tile(rows: int, keys: int, columns: int, *, of_warp: int = 16, blocks: int = 1) -> Tile:
-    """Return a tile whose warps multiply so many rows each by mma.sync."""
-    return Tile(rows, keys, 8 * (rows // of_warp), 4, columns, keys, blocks, matrix=True)
+def _matrix_tile(rows: int, keys: int, columns: int, *, blocks: int = 1) -> Tile:
+    """Return a tile whose warps multiply 16 rows each on the float64 tensor cores."""
+    return Tile(rows, keys, rows // 2, 4, columns, keys, blocks, matrix=True)
 
 
 # (accumulation type, head-dim bucket that both d and p fit) -> tile.
@@ -52,16 +52,12 @@ SIMT_SCORE_TILES = SIMT_TILES | {
     ("float64", 64): Tile(32, 64, 8, 16, 16, 8, 2),
 }
 
-# (element type, head-dim bucket that both d and p fit) -> tiles of simt on the tensor cores by
-# mma.sync, the fastest first: the first is taken whose shared memory the GPU has.
+# Head-dim bucket that both d and p fit -> tiles of float64 on the tensor cores, the fastest first:
+# the first is taken whose shared memory the GPU has.
 MATRIX_TILES = {
-    ("float32", 32): (_matrix_tile(128, 64, 32, of_warp=32, blocks=2),),
-    ("float32", 64): (_matrix_tile(128, 32, 64, of_warp=32, blocks=2),),
-    ("float32", 128): (_matrix_tile(64, 32, 128, blocks=3),),
-    ("float32", 256): (_matrix_tile(128, 32, 256),),
-    ("float64", 32): (_matrix_tile(64, 32, 32, blocks=3),),
-    ("float64", 64): (_matrix_tile(128, 32, 64),),
-    ("float64", 128): (
+    32: (_matrix_tile(64, 32, 32, blocks=3),),
+    64: (_matrix_tile(128, 32, 64),),
+    128: (
         _matrix_tile(128, 32, 128),
         _matrix_tile(128, 16, 128),
         _matrix_tile(64, 16, 128, blocks=2),
@@ -217,18 +213,16 @@ def _scores_one_by_one(problem: Problem) -> bool:
 
 def _on_tensor_cores(variant: Variant, precision: str | None, device: Device) -> Variant:
     """Return the variant with a tile of the tensor cores, if there is one for it."""
-    dtype, widest = variant.accumulate, max(variant.head_dim, variant.head_dim_v)
-    if {variant.q, variant.k, variant.v} != {dtype} or not device.matrix_floats:
-        return variant
-    tf32 = dtype == "float32" and precision == "tf32"
-    if dtype == "float32" and device.warpgroups and widest <= SPLIT_HEAD_DIMS[-1]:
+    dtypes, widest = {variant.q, variant.k, variant.v}, max(variant.head_dim, variant.head_dim_v)
+    if dtypes == {"float32"} and device.warpgroups and widest <= SPLIT_HEAD_DIMS[-1]:
         d, p = (max(x, SPLIT_HEAD_DIMS[0]) for x in (variant.head_dim, variant.head_dim_v))
+        tf32 = precision == "tf32"
         return replace(variant, head_dim=d, head_dim_v=p, tile=SPLIT_TILE, tf32=tf32)
-    for tile in MATRIX_TILES.get((dtype, widest), ()):
-        tile = replace(tile, chunk_d=variant.head_dim)
-        found = replace(variant, tile=tile, tf32=tf32)
-        if found.shared_memory <= device.shared_memory:
-            return found
+    if dtypes == {"float64"} and device.float64_matrix:
+        for tile in MATRIX_TILES.get(widest, ()):
+            found = replace(variant, tile=replace(tile, chunk_d=variant.head_dim))
+            if found.shared_memory <= device.shared_memory:
+                return found
     return variant
 
 

@@ -13,7 +13,7 @@ SM80_WORK_BYTES = 192
 
 # Elements between rows in simt's shared memory where the tensor cores multiply, and those of V.
 MATRIX_PAD = 4
-ALTERNATE_PAD = {"float32": 4, "float64": 2}
+ALTERNATE_PAD = 2
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Tile:
     split : int
         Warps that share rows and take turns at columns (the backward pass).
     matrix : bool
-        Whether warps multiply by mma.sync: thread t has rows and columns of fragments (simt).
+        Whether warps multiply float64 by mma.sync: thread t has rows and columns of fragments
+        (simt).
     groups : bool
         Whether four warps multiply together by wgmma, which sm_90a alone can: float32 (simt), and
         the backward pass.
@@ -87,7 +88,7 @@ class Variant:
     unit : int
         Bytes that rows of q, k and v are copied in (sm80).
     tf32 : bool
-        Whether products of float32 on the tensor cores have the accuracy of TF32 (simt).
+        Whether products of float32 on the tensor cores may have the accuracy of TF32 (simt).
     """
 
     family: str
@@ -179,9 +180,9 @@ class Variant:
         return elements * self.split_bytes + pairs
 
     def _matrix_bytes(self) -> int:
-        """Return the bytes of Q, K and V, and of pairs where their rows take turns."""
+        """Return the bytes of Q, K and V in float64, and of pairs where their rows take turns."""
         tile, d = self.tile, self.head_dim + MATRIX_PAD
-        p = self.head_dim_v + ALTERNATE_PAD[self.accumulate]
+        p = self.head_dim_v + ALTERNATE_PAD
         elements = (tile.block_m + tile.block_n) * d + tile.block_n * p
         elements += tile.block_m * (tile.block_n + MATRIX_PAD) if self.scores_one_by_one else 0
         return elements * ITEMSIZE[self.accumulate]

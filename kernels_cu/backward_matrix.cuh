@@ -36,7 +36,7 @@ template <int kNumber, class Config, class Block>
 __device__ __forceinline__ void copy_others(const BackwardParams& params, const Block& block, long long other) {
   using Operand = typename Block::template Operand<kNumber>;
   const EntryWork<Config>& work = block.work();
-  AsyncTransfer<typename Block::A, Block::kThreads, Block::kBlockN, Operand>(block.template others<kNumber>())
+  AsyncTransfer<Block::kThreads, Block::kBlockN, Operand>(block.template others<kNumber>())
       .template fetch<Block::kSkip>(work.sides.template others<kNumber>(params), other, work.others.end, 0,
                                     Sides<Config>::template columns<kNumber>(params), work.others.begin);
 }
@@ -58,13 +58,13 @@ __device__ __forceinline__ void add_entry_by_matrix(const BackwardParams& params
     wait_for_copies();
     copy_others<kLate, Config>(params, block, other);
     if constexpr (Block::kScores) {
-      block.product_of_columns(block.template own<2>(), 0, block.template others<2>(), dP);
+      block.product_of_columns(block.template own<2>(), block.template others<2>(), dP);
     } else {
-      block.product_of_columns(block.template own<1>(), 0, block.template others<1>(), X);
+      block.product_of_columns(block.template own<1>(), block.template others<1>(), X);
     }
     wait_for_copies();
     if constexpr (!kBoth) copy_others<kEarly, Config>(params, block, other + Block::kBlockN);
-    if constexpr (Block::kScores) block.product_of_columns(block.template own<1>(), 0, block.template others<1>(), X);
+    if constexpr (Block::kScores) block.product_of_columns(block.template own<1>(), block.template others<1>(), X);
     block.write_pairs(X);
     TilePairs<Config, Block>(params, block, other).compute(dP);
     block.meet_rows();
@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_entry_by_matrix(const BackwardParams& params
       __syncthreads();
     }
     if constexpr (Config::kSecond) {
-      block.template product_of_rows<Block::kBlockN>(block.pairs(), 0, block.template others<2>(), G.second);
+      block.product_of_rows(block.pairs(), block.template others<2>(), G.second);
     }
     if constexpr (kBoth) {
       __syncthreads();
@@ -86,7 +86,7 @@ __device__ __forceinline__ void add_entry_by_matrix(const BackwardParams& params
       block.meet_rows();
     }
     if constexpr (Config::kFirst) {
-      block.template product_of_rows<Block::kBlockN>(block.pairs(), 0, block.template others<1>(), G.first);
+      block.product_of_rows(block.pairs(), block.template others<1>(), G.first);
     }
   }
   // The last copies are zeros.

@@ -1,4 +1,4 @@
-// Attention with tiled FMA, every element type, d and p to 256; and of float32 and float64 with the tensor cores.
+// Attention with tiled FMA, every element type, d and p to 256; and of float64 with the tensor cores.
 //
 // A block of kThreadsM x kThreadsN threads computes kBlockM rows. Q stays in shared memory; K and V pass
 // through one stage, K in chunks of kChunkD columns and V in chunks of kChunkN rows. While a chunk is
@@ -120,7 +120,7 @@ __device__ __forceinline__ void attend_by_matrix(const Params& params, const Blo
     typename Block::Scores S;
     wait_for_copies();
     next_v.template fetch<kLeft>(attended.values(), key, count, 0, params.p, attended.skipped);
-    block.product_of_columns(block.Q, 0, block.K, S);
+    block.product_of_columns(block.Q, block.K, S);
     attended.make_scores(block, key, S);
     typename Block::A alpha[Block::kRows];
     softmax.update(S, alpha);

@@ -38,12 +38,12 @@ struct SimtBlock : ThreadsOf<Config> {
   using QTile = SharedTile<A, kHeadDim, kPad>;
   using PTile = SharedTile<A, kBlockN, kPad>;
   using KTile = SharedTile<A, kChunkD, kPad>;
-  using VTile = SharedTile<A, kHeadDimV, kMatrix ? kAlternatePad<A> : kPad>;
+  using VTile = SharedTile<A, kHeadDimV, kMatrix ? kAlternatePad : kPad>;
   using TransferK =
-      typename Either<kMatrix, AsyncTransfer<A, kThreads, kBlockN, KTile>,
+      typename Either<kMatrix, AsyncTransfer<kThreads, kBlockN, KTile>,
                       Transfer<typename Config::KType, kThreads, kBlockN, kChunkD>>::Type;
   using TransferV =
-      typename Either<kMatrix, AsyncTransfer<A, kThreads, kChunkN, VTile>,
+      typename Either<kMatrix, AsyncTransfer<kThreads, kChunkN, VTile>,
                       Transfer<typename Config::VType, kThreads, kChunkN, kHeadDimV>>::Type;
   // Whether P, or products that wait for their rows' turn, go through shared memory.
   static constexpr bool kPairs = !kMatrix || ScoreArrays<Config>::kHide || Score<Config>::kMore;

@@ -68,9 +68,9 @@ def test_no_other_gpu_has_warpgroups(cupy, arch):
 @pytest.mark.parametrize("arch", [70, *ARCHS, 87, 103, 121])
 def test_float64_is_multiplied_on_tensor_cores_where_they_are_faster(cupy, arch):
     become(cupy, arch)
-    assert device.actual(0).matrix_floats is (arch in (80, 90))
+    assert device.actual(0).float64_matrix is (arch in (80, 90))
     if arch in ARCHS:
-        assert device.assumed(arch).matrix_floats is (arch in (80, 90))
+        assert device.assumed(arch).float64_matrix is (arch in (80, 90))
 
 
 # What kernels are compiled with.

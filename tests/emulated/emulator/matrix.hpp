@@ -19,15 +19,4 @@ void multiply_accumulate(const char* name, Site site, float (&c)[4], const unsig
 void multiply_accumulate_double(Site site, double (&c)[4], const double (&a)[8],
                                 const double (&b)[4]);
 
-struct TensorFloatOperand {
-  unsigned a[4];
-  unsigned b[2];
-};
-
-// Of m16n8k8.
-void multiply_accumulate_tf32(Site site, float (&c)[4], const TensorFloatOperand& own);
-
-// cvt.rna.tf32: to nearest, ties away from zero; the canonical NaN of NaNs.
-unsigned rounded_tf32(unsigned bits);
-
 }  // namespace emu

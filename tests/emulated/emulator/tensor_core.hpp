@@ -10,9 +10,10 @@
 
 namespace emu {
 
+constexpr int kBlock = 16;     // products that are summed with the accumulator in one step
 constexpr int kExtraBits = 2;  // kept beyond float32's 24 in an aligned term
 
-constexpr int kDepth = 16;  // products to an element of m16n8k16, which are summed with it in one step
+constexpr int kDepth = 16;  // products to an element of m16n8k16
 
 struct Half {
   static constexpr int kExponentBits = 5;
@@ -22,12 +23,6 @@ struct Half {
 struct Bfloat {
   static constexpr int kExponentBits = 8;
   static constexpr int kFractionBits = 7;
-};
-
-struct TensorFloat {
-  static constexpr int kExponentBits = 8;
-  static constexpr int kFractionBits = 10;
-  static constexpr int kUnread = 13;  // bits of a float32 that aren't looked at
 };
 
 constexpr unsigned kNaN = 0x7fffffffu;
@@ -57,7 +52,7 @@ struct Factors {
     const unsigned leading = field == 0 ? 0 : 1u << Format::kFractionBits;
     significand[k] = (leading | fraction) << (kSignificandBits - Format::kFractionBits);
     exponent[k] = significand[k] == 0 ? kZeroExponent : (field == 0 ? 1 : field) - kBias;
-    sign[k] = -static_cast<int>(bits >> (Format::kExponentBits + Format::kFractionBits) & 1u);
+    sign[k] = -static_cast<int>(bits >> 15 & 1u);
     infinite[k] = field == kExponentMask && fraction == 0;
     nan[k] = field == kExponentMask && fraction != 0;
     finite = finite && field != kExponentMask;
@@ -80,11 +75,11 @@ inline unsigned truncate(long long sum, int exponent) {
 }
 
 // What infinities and NaNs make of c and the products from `begin` on; 0 if there are none.
-inline unsigned special_sum(unsigned c, const Factors& a, const Factors& b, int depth) {
+inline unsigned special_sum(unsigned c, const Factors& a, const Factors& b, int begin) {
   const unsigned magnitude = c & ~kSign;
   bool nan = magnitude > kInfinity;
   bool infinite[2] = {c == kInfinity, c == (kInfinity | kSign)};
-  for (int k = 0; k < depth; ++k) {
+  for (int k = begin; k < begin + kBlock; ++k) {
     const bool zero = a.significand[k] == 0 || b.significand[k] == 0;
     const bool is_infinite = a.infinite[k] || b.infinite[k];
     nan = nan || a.nan[k] || b.nan[k] || (is_infinite && zero);
@@ -94,24 +89,23 @@ inline unsigned special_sum(unsigned c, const Factors& a, const Factors& b, int 
   return infinite[0] ? kInfinity : infinite[1] ? kInfinity | kSign : 0;
 }
 
-// Bits of c + sum of the first `depth` a[k] b[k], c in bits too: the launch may flush the host's subnormal numbers.
-inline unsigned accumulate(unsigned c, const Factors& a, const Factors& b, int depth = kDepth) {
+inline unsigned accumulate_block(unsigned c, const Factors& a, const Factors& b, int begin) {
   constexpr int kGridBits = 23 + kExtraBits;  // below the largest exponent
   constexpr int kProductBits = 2 * Factors::kSignificandBits;
   static_assert(kGridBits >= kProductBits, "products are shifted left onto the grid");
   const int field = static_cast<int>(c >> 23) & 0xff;
   if (field == 0xff || !a.finite || !b.finite) {
-    const unsigned special = special_sum(c, a, b, depth);
+    const unsigned special = special_sum(c, a, b, begin);
     if (special != 0) return special;
   }
   const unsigned long long fraction = (c & 0x7fffffu) | (field == 0 ? 0 : 0x800000u);
   const int c_exponent =
       fraction == 0 ? 2 * Factors::kZeroExponent : (field == 0 ? 1 : field) - 127;
-  int exponent[kDepth];
+  int exponent[kBlock];
   int largest = c_exponent;
-  for (int k = 0; k < depth; ++k) {
-    exponent[k] = a.exponent[k] + b.exponent[k];
-    largest = exponent[k] > largest ? exponent[k] : largest;
+  for (int i = 0; i < kBlock; ++i) {
+    exponent[i] = a.exponent[begin + i] + b.exponent[begin + i];
+    largest = exponent[i] > largest ? exponent[i] : largest;
   }
   const auto cut = [largest](unsigned long long term, int exponent) {
     const int below = largest - exponent;
@@ -119,13 +113,21 @@ inline unsigned accumulate(unsigned c, const Factors& a, const Factors& b, int d
   };
   long long sum = cut(fraction << kExtraBits, c_exponent);
   if (c & kSign) sum = -sum;
-  for (int k = 0; k < depth; ++k) {
+  for (int i = 0; i < kBlock; ++i) {
+    const int k = begin + i;
     const unsigned long long product = a.significand[k] * b.significand[k];
-    const long long term = cut(product << (kGridBits - kProductBits), exponent[k]);
+    const long long term = cut(product << (kGridBits - kProductBits), exponent[i]);
     const long long sign = a.sign[k] ^ b.sign[k];
     sum += (term ^ sign) - sign;
   }
   return truncate(sum, largest - kGridBits);
+}
+
+// Bits of c + sum of a[k] b[k], c in bits too: the launch may flush the host's subnormal numbers.
+inline unsigned accumulate(unsigned c, const Factors& a, const Factors& b) {
+  static_assert(kDepth % kBlock == 0, "whole steps");
+  for (int begin = 0; begin < kDepth; begin += kBlock) c = accumulate_block(c, a, b, begin);
+  return c;
 }
 
 }  // namespace emu
