@@ -2,9 +2,10 @@
 
     python benchmarks/record_primitives.py --npz mma.npz
 
-For each dtype the file holds the fragments that each lane gave to mma.m16n8k16, `<dtype>_a`
-(cases, 32, 4) and `<dtype>_b` (cases, 32, 2) as pairs in uint32, its accumulators before and after,
-`<dtype>_c` and `<dtype>_d` (cases, 32, 4) in float32, and `<dtype>_kind` (cases,), what they probe.
+For each dtype the file holds the fragments that each lane gave to mma.m16n8k16, for TF32 to
+mma.m16n8k8: `<dtype>_a` (cases, 32, 4) and `<dtype>_b` (cases, 32, 2) in uint32, pairs of 16 bits
+or bits of float32; its accumulators before and after, `<dtype>_c` and `<dtype>_d` (cases, 32, 4) in
+float32, and `<dtype>_kind` (cases,), what they probe.
 """
 
 from __future__ import annotations
@@ -22,20 +23,32 @@ from numpy.random import Generator
 from cupy_flash.compile import OPTIONS
 from cupy_flash.source import ELEMENT_TYPES, flatten
 
+# Of TF32 NumPy has no type: an element is a float32, whose last 13 bits don't count.
 DTYPES: dict[str, Any] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "tf32": np.dtype(np.float32),
 }
-M, N, K = 16, 8, 16
+FRACTION_BITS = {"float16": 10, "bfloat16": 7, "tf32": 10}
+M, N = 16, 8
+K = {"float16": 16, "bfloat16": 16, "tf32": 8}
 CASES = 600
 
-# Lanes' registers as matrices (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane, register and,
-# of a pair, half -> row and column.
+# Lanes' registers as matrices (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "for mma.m16n8k8"):
+# lane, register and element of the register -> row and column.
 _lane, _register, _half = np.ogrid[:32, :4, :2]
-A_ROWS, A_COLUMNS = np.broadcast_arrays(
-    _lane // 4 + _register % 2 * 8, _lane % 4 * 2 + _register // 2 * 8 + _half
+_of_pairs = (
+    np.broadcast_arrays(_lane // 4 + _register % 2 * 8, _lane % 4 * 2 + _register // 2 * 8 + _half),
+    np.broadcast_arrays(_lane % 4 * 2 + _register[:, :2] * 8 + _half, _lane // 4),
 )
-B_ROWS, B_COLUMNS = np.broadcast_arrays(_lane % 4 * 2 + _register[:, :2] * 8 + _half, _lane // 4)
+_one = np.zeros((1, 1, 1), int)
+_of_single = (
+    np.broadcast_arrays(_lane // 4 + _register % 2 * 8, _lane % 4 + _register // 2 * 4, _one)[:2],
+    np.broadcast_arrays(_lane % 4 + _register[:, :2] * 4, _lane // 4, _one)[:2],
+)
+LEFT, RIGHT = (
+    {"float16": _of_pairs[i], "bfloat16": _of_pairs[i], "tf32": _of_single[i]} for i in (0, 1)
+)
 C_ROWS, C_COLUMNS = np.broadcast_arrays(
     _lane[..., 0] // 4 + _register[..., 0] // 2 * 8, _lane[..., 0] % 4 * 2 + _register[..., 0] % 2
 )
@@ -54,7 +67,8 @@ extern "C" __global__ void ENTRY(const __grid_constant__ Params p) {
   float c[4];
   for (int i = 0; i < 4; ++i) a[i] = load_global(p.a + 4 * lane + i);
   for (int i = 0; i < 4; ++i) c[i] = load_global(p.c + 4 * lane + i);
-  multiply_accumulate<TYPE>(c, a, load_global(p.b + 2 * lane), load_global(p.b + 2 * lane + 1));
+  const unsigned b[2] = {load_global(p.b + 2 * lane), load_global(p.b + 2 * lane + 1)};
+  MULTIPLY;
   for (int i = 0; i < 4; ++i) store_global(p.d + 4 * lane + i, c[i]);
 }
 """
@@ -66,8 +80,14 @@ Matrices = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any
 def kernel_text(dtype: str) -> tuple[str, str]:
     """Return the text of the kernel that multiplies one case per block, and its name."""
     entry = f"mma_{dtype}"
-    text = flatten("ptx/memory.cuh") + flatten("ptx/matrix.cuh") + ELEMENTS
-    return text + KERNEL.replace("ENTRY", entry).replace("TYPE", ELEMENT_TYPES[dtype]), entry
+    if dtype == "tf32":
+        text = flatten("ptx/matrix32.cuh")
+        multiply = "multiply_accumulate(c, a[0], a[1], a[2], a[3], b[0], b[1])"
+    else:
+        text = flatten("ptx/matrix.cuh") + ELEMENTS
+        multiply = f"multiply_accumulate<{ELEMENT_TYPES[dtype]}>(c, a, b[0], b[1])"
+    text = flatten("ptx/memory.cuh") + text
+    return text + KERNEL.replace("ENTRY", entry).replace("MULTIPLY", multiply), entry
 
 
 def powers(rng: Generator, low: int, high: int, shape: tuple[int, ...]) -> Any:
@@ -80,14 +100,16 @@ def signs(rng: Generator, shape: tuple[int, ...]) -> Any:
 
 
 def normals(rng: Generator, dtype: str) -> Matrices:
-    return rng.standard_normal((M, K)), rng.standard_normal((K, N)), rng.standard_normal((M, N))
+    depth = K[dtype]
+    a, b, c = (rng.standard_normal(shape) for shape in ((M, depth), (depth, N), (M, N)))
+    return a, b, c
 
 
 def wide_exponents(rng: Generator, dtype: str) -> Matrices:
     a, b, c = normals(rng, dtype)
     span = 7 if dtype == "float16" else 30
-    a *= powers(rng, -span, span, (M, K))
-    b *= powers(rng, -span, span, (K, N))
+    a *= powers(rng, -span, span, (M, K[dtype]))
+    b *= powers(rng, -span, span, (K[dtype], N))
     return a, b, c * powers(rng, -2 * span, 2 * span, (M, N))
 
 
@@ -95,11 +117,11 @@ def subnormals(rng: Generator, dtype: str) -> Matrices:
     # Of the operands in float16; of the operands, products and sums in bfloat16.
     a, b, c = normals(rng, dtype)
     if dtype == "float16":
-        a = a * powers(rng, -24, -14, (M, K))
-        b = b * np.where(rng.random((K, N)) < 0.5, powers(rng, -24, -14, (K, N)), 1)
+        a = a * powers(rng, -24, -14, (M, K[dtype]))
+        b = b * np.where(rng.random((K[dtype], N)) < 0.5, powers(rng, -24, -14, (K[dtype], N)), 1)
         return a, b, c * powers(rng, -50, -14, (M, N))
-    a = a * powers(rng, -133, -120, (M, K))
-    b = b * np.where(rng.random((K, N)) < 0.5, powers(rng, -20, 0, (K, N)), 1)
+    a = a * powers(rng, -133, -120, (M, K[dtype]))
+    b = b * np.where(rng.random((K[dtype], N)) < 0.5, powers(rng, -20, 0, (K[dtype], N)), 1)
     return a, b, c * powers(rng, -149, -120, (M, N))
 
 
@@ -107,15 +129,15 @@ def subnormal_operand_aligned(rng: Generator, dtype: str) -> Matrices:
     # Whether a subnormal operand aligns as its normalised value or as the smallest exponent.
     least, smallest = (-24, -14) if dtype == "float16" else (-133, -126)
     scale = 1.0 if dtype == "float16" else 2.0**60
-    a = np.zeros((M, K))
-    a[np.arange(M), rng.integers(K, size=M)] = powers(rng, least, smallest - 1, (M,))
+    a = np.zeros((M, K[dtype]))
+    a[np.arange(M), rng.integers(K[dtype], size=M)] = powers(rng, least, smallest - 1, (M,))
     c = signs(rng, (M, N)) * powers(rng, smallest - 34, smallest - 20, (M, N)) * 1.9999
-    return a, np.full((K, N), scale), c * scale
+    return a, np.full((K[dtype], N), scale), c * scale
 
 
 def cancellation(rng: Generator, dtype: str) -> Matrices:
     a, b, c = normals(rng, dtype)
-    order = rng.permutation(K)
+    order = rng.permutation(K[dtype])
     a[:, order[1]] = -a[:, order[0]]
     b[order[1]] = b[order[0]]
     a[:, order[:2]] *= 2.0 ** rng.integers(0, 11)
@@ -133,10 +155,10 @@ def unlike_c(rng: Generator, dtype: str) -> Matrices:
 def small_terms(rng: Generator, dtype: str) -> Matrices:
     # 1 and a few terms near float32's last place: how many bits below it are kept, and which way
     # they are cut.
-    a, b = np.zeros((M, K)), np.ones((K, N))
+    a, b = np.zeros((M, K[dtype])), np.ones((K[dtype], N))
     for row in a:
-        order = rng.permutation(K)
-        count = rng.integers(1, K)
+        order = rng.permutation(K[dtype])
+        count = rng.integers(1, K[dtype])
         row[order[1 : 1 + count]] = np.ldexp(1.0, -int(rng.integers(8, 15)))
         row[order[1 : 1 + count]] *= rng.choice([-1.0, 1.0]) if rng.random() < 0.5 else 1.0
         row[order[0]] = rng.choice([-1.0, 1.0]) * np.ldexp(1.0, int(rng.integers(10, 15)))
@@ -146,18 +168,19 @@ def small_terms(rng: Generator, dtype: str) -> Matrices:
 
 def c_against_small_terms(rng: Generator, dtype: str) -> Matrices:
     # An accumulator of 1 and products from 2^-22 to 2^-28, of one sign or of both.
-    a = powers(rng, -14, -11, (M, 1)) * np.where(rng.random((M, 1)) < 0.5, 1, signs(rng, (M, K)))
-    b = np.tile(powers(rng, -14, -11, (1, N)), (K, 1))
-    a[rng.random((M, K)) < rng.random((M, 1))] = 0
+    of_one_sign = rng.random((M, 1)) < 0.5
+    a = powers(rng, -14, -11, (M, 1)) * np.where(of_one_sign, 1, signs(rng, (M, K[dtype])))
+    b = np.tile(powers(rng, -14, -11, (1, N)), (K[dtype], 1))
+    a[rng.random((M, K[dtype])) < rng.random((M, 1))] = 0
     return a, b, signs(rng, (M, N)) * (1 + rng.integers(0, 2, (M, N)) * 2.0**-23)
 
 
 def blocks(rng: Generator, dtype: str) -> Matrices:
     # 2^g - 2^g and terms that survive only where they aren't summed together with one of the two:
     # the result tells which positions are.
-    a, b = np.zeros((M, K)), np.ones((K, N))
+    a, b = np.zeros((M, K[dtype])), np.ones((K[dtype], N))
     for row in a:
-        first, second, *rest = rng.permutation(K)
+        first, second, *rest = rng.permutation(K[dtype])
         row[first], row[second] = np.ldexp([1.0, -1.0], int(rng.integers(12, 16)))
         for k in rest[: rng.integers(1, 6)]:
             row[k] = rng.choice([-1.0, 1.0]) * np.ldexp(1.0, -int(rng.integers(8, 15)))
@@ -172,18 +195,18 @@ def c_cancels_a_product(rng: Generator, dtype: str) -> Matrices:
 
 def large_significands(rng: Generator, dtype: str) -> Matrices:
     # Products from 2 to 4 have the exponent sum of those from 1 to 2.
-    top = 2 - 2.0 ** -(10 if dtype == "float16" else 7)
-    a = rng.choice([1.0, 1.5, top], (M, K)) * signs(rng, (M, K))
-    a *= np.where(rng.random((M, K)) < 0.2, 1, powers(rng, -14, -8, (M, K)))
-    b = rng.choice([1.0, 1.5, top], (K, N)) * powers(rng, -13, 0, (1, N))
+    top = 2 - 2.0 ** -FRACTION_BITS[dtype]
+    a = rng.choice([1.0, 1.5, top], (M, K[dtype])) * signs(rng, (M, K[dtype]))
+    a *= np.where(rng.random((M, K[dtype])) < 0.2, 1, powers(rng, -14, -8, (M, K[dtype])))
+    b = rng.choice([1.0, 1.5, top], (K[dtype], N)) * powers(rng, -13, 0, (1, N))
     return a, b, rng.choice([0.0, 1.0, -1.5, 3.5, 2.0**-25], (M, N))
 
 
 def zeros_beside_small_terms(rng: Generator, dtype: str) -> Matrices:
     # Whether 0 times a large number, or a large number times 0, counts in the largest exponent.
-    a = signs(rng, (M, K)) * powers(rng, -14, -10, (M, K))
-    b = signs(rng, (K, N)) * powers(rng, -14, -10, (K, N))
-    first, second = rng.permutation(K)[:2]
+    a = signs(rng, (M, K[dtype])) * powers(rng, -14, -10, (M, K[dtype]))
+    b = signs(rng, (K[dtype], N)) * powers(rng, -14, -10, (K[dtype], N))
+    first, second = rng.permutation(K[dtype])[:2]
     large = 2.0**15 if dtype == "float16" else 2.0**127
     a[:, first], b[first] = 0, large
     a[:, second], b[second] = -large, 0
@@ -216,9 +239,10 @@ def any_bits(rng: Generator, dtype: str) -> Matrices:
         # Two large factors would leave nothing but infinities.
         return np.where(abs(x) > 2.0**40, x / np.maximum(abs(x), 1) ** 2, x)
 
+    bits = np.iinfo(f"u{DTYPES[dtype].itemsize}")
     return (
-        values(rng.integers(0, 2**16, (M, K), np.uint16), DTYPES[dtype]),
-        values(rng.integers(0, 2**16, (K, N), np.uint16), DTYPES[dtype]),
+        values(rng.integers(0, bits.max + 1, (M, K[dtype]), bits.dtype), DTYPES[dtype]),
+        values(rng.integers(0, bits.max + 1, (K[dtype], N), bits.dtype), DTYPES[dtype]),
         values(rng.integers(0, 2**32, (M, N), np.uint32), np.float32),
     )
 
@@ -244,10 +268,10 @@ KINDS: dict[str, Callable[[Generator, str], Matrices]] = {
 }
 
 
-def pairs(matrices: np.ndarray[Any, Any], rows: Any, columns: Any) -> np.ndarray[Any, Any]:
-    """Return each lane's registers of 16-bit matrices (cases, rows, columns)."""
-    halves = np.ascontiguousarray(matrices[:, rows, columns]).view(np.uint16)
-    return halves[..., 0] | halves[..., 1].astype(np.uint32) << 16
+def registers(matrices: np.ndarray[Any, Any], places: Any) -> np.ndarray[Any, Any]:
+    """Return each lane's registers of matrices (cases, rows, columns): places are LEFT or RIGHT."""
+    rows, columns = places
+    return np.ascontiguousarray(matrices[:, rows, columns]).view(np.uint32)[..., 0]
 
 
 def cases(dtype: str, count: int = CASES) -> dict[str, np.ndarray[Any, Any]]:
@@ -259,8 +283,8 @@ def cases(dtype: str, count: int = CASES) -> dict[str, np.ndarray[Any, Any]]:
         a, b = (np.stack([case[i] for case in drawn]).astype(DTYPES[dtype]) for i in (0, 1))
         c = np.stack([case[2] for case in drawn]).astype(np.float32)
     return {
-        "a": pairs(a, A_ROWS, A_COLUMNS),
-        "b": pairs(b, B_ROWS, B_COLUMNS),
+        "a": registers(a, LEFT[dtype]),
+        "b": registers(b, RIGHT[dtype]),
         "c": np.ascontiguousarray(c[:, C_ROWS, C_COLUMNS]),
         "kind": np.array(kinds),
     }

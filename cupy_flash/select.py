@@ -26,9 +26,7 @@ MOST_KEYS = 2**30
 NAIVE_TILE = Tile(block_m=4, block_n=WARP, threads_m=4, threads_n=WARP)
 
 
-def _matrix_tile(
-    rows: int, keys: int, columns: int, *, of_warp: int = 16, blocks: int = 1
-) -> Tile:
+def _matrix_tile(rows: int, keys: int, columns: int, *, of_warp: int = 16, blocks: int = 1) -> Tile:
     """Return a tile whose warps multiply so many rows each by mma.sync."""
     return Tile(rows, keys, 8 * (rows // of_warp), 4, columns, keys, blocks, matrix=True)
 

@@ -12,16 +12,15 @@ import pytest
 from emulation import SCHEDULES, EmulationError
 from primitives import emulated_products
 from record_primitives import (
-    A_COLUMNS,
-    A_ROWS,
-    B_COLUMNS,
-    B_ROWS,
     C_COLUMNS,
     C_ROWS,
     DTYPES,
     KINDS,
+    LEFT,
+    RIGHT,
+    K,
     cases,
-    pairs,
+    registers,
 )
 from tiny_kernels import kernel_of, launch, primitives
 
@@ -37,10 +36,11 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
 def test_small_integers_are_multiplied_exactly(dtype: str, schedule: int) -> None:
     rng = np.random.default_rng(schedule)
-    a, b, c = (rng.integers(-9, 10, (5, *shape)) for shape in ((16, 16), (16, 8), (16, 8)))
+    depth = K[dtype]
+    a, b, c = (rng.integers(-9, 10, (5, *shape)) for shape in ((16, depth), (depth, 8), (16, 8)))
     fragments = {
-        "a": pairs(a.astype(DTYPES[dtype]), A_ROWS, A_COLUMNS),
-        "b": pairs(b.astype(DTYPES[dtype]), B_ROWS, B_COLUMNS),
+        "a": registers(a.astype(DTYPES[dtype]), LEFT[dtype]),
+        "b": registers(b.astype(DTYPES[dtype]), RIGHT[dtype]),
         "c": c[:, C_ROWS, C_COLUMNS].astype(np.float32),
     }
     d = emulated_products(dtype, fragments, schedule=schedule)
@@ -72,12 +72,25 @@ def float32_toward_zero(value: Fraction) -> float:
     return truncated if value > 0 else -truncated
 
 
+# Bits of the exponent and of the fraction.
+WIDTHS = {"float16": (5, 10), "bfloat16": (8, 7), "tf32": (8, 10)}
+# Bits at the end of an element that mma doesn't look at.
+UNREAD = {"float16": 0, "bfloat16": 0, "tf32": 13}
+
+
 def accumulated(
-    c: np.float32, a: list[int], b: list[int], dtype: str, block: int = 16, extra_bits: int = 2
+    c: np.float32, a: list[int], b: list[int], dtype: str, steps: int = 1, extra_bits: int = 2
 ) -> float:
     """Return c + a . b as the tensor cores sum it, of bit patterns a and b."""
-    widths = (5, 10) if dtype == "float16" else (8, 7)
-    x, y = (np.array(bits, np.uint16).view(DTYPES[dtype]).astype(float) for bits in (a, b))
+    widths, unsigned = WIDTHS[dtype], f"u{DTYPES[dtype].itemsize}"
+    a, b = ([x >> UNREAD[dtype] for x in bits] for bits in (a, b))
+    x, y = (
+        (np.array(bits, unsigned) << np.array(UNREAD[dtype], unsigned))
+        .view(DTYPES[dtype])
+        .astype(float)
+        for bits in (a, b)
+    )
+    block = len(a) // steps
     with np.errstate(invalid="ignore"):
         terms = [float(c), *(x * y)]
         if not np.isfinite(terms).all():
@@ -101,10 +114,11 @@ def dot_products(dtype: str) -> list[tuple[np.float32, list[int], list[int], np.
     """Return c, a row, a column and the emulator's d, from each of the recorded cases' kinds."""
     fragments = cases(dtype, 10 * len(KINDS))
     c, d = fragments["c"], emulated_products(dtype, fragments)
-    a = np.empty((len(c), 16, 16), np.uint16)
-    b = np.empty((len(c), 16, 8), np.uint16)
-    a[:, A_ROWS, A_COLUMNS] = fragments["a"].view(np.uint16).reshape(-1, 32, 4, 2)
-    b[:, B_ROWS, B_COLUMNS] = fragments["b"].view(np.uint16).reshape(-1, 32, 2, 2)
+    unsigned = f"u{DTYPES[dtype].itemsize}"
+    a = np.empty((len(c), 16, K[dtype]), unsigned)
+    b = np.empty((len(c), K[dtype], 8), unsigned)
+    for matrix, name, (rows, columns) in ((a, "a", LEFT[dtype]), (b, "b", RIGHT[dtype])):
+        matrix[:, rows, columns] = fragments[name].view(unsigned).reshape(-1, *rows.shape)
     chosen = np.random.default_rng(1).integers(0, (32, 4), (len(c), 16, 2))
     return [
         (
@@ -131,11 +145,34 @@ def test_sums_are_cut_like_rational_numbers(dtype: str) -> None:
 
 
 @every_dtype
-@pytest.mark.parametrize("rule", [{"block": 8}, {"extra_bits": 1}, {"extra_bits": 3}], ids=str)
+@pytest.mark.parametrize("rule", [{"steps": 2}, {"extra_bits": 1}, {"extra_bits": 3}], ids=str)
 def test_the_cases_tell_rules_apart(dtype: str, rule: dict[str, int]) -> None:
     some = dot_products(dtype)[::5]
     others = sum(d != accumulated(c, a, b, dtype, **rule) for c, a, b, d in some)
     assert others > len(some) / 20
+
+
+def test_of_a_float32_tf32_takes_the_first_19_bits() -> None:
+    fragments = cases("tf32", 5 * len(KINDS))
+    cut = {name: fragments[name] & np.uint32(0xFFFFE000) for name in "ab"}
+    assert (cut["a"] != fragments["a"]).any()
+    assert (cut["b"] != fragments["b"]).any()
+    d, of_cut = (emulated_products("tf32", fragments | x) for x in ({}, cut))
+    np.testing.assert_array_equal(d.view(np.uint32), of_cut.view(np.uint32))
+    seen = {name: cut[name] ^ np.uint32(0x2000) for name in "ab"}
+    assert (d != emulated_products("tf32", fragments | seen)).mean() > 0.5
+
+
+@pytest.mark.parametrize("size", [2.0**-127, 2.0**-136])
+def test_subnormal_numbers_of_tf32_count(size: float) -> None:
+    a, b = np.zeros((1, 16, 8), np.float32), np.ones((1, 8, 8), np.float32)
+    a[0, :, 3], b[0, 3] = size, 2.0**40
+    fragments = {
+        "a": registers(a, LEFT["tf32"]),
+        "b": registers(b, RIGHT["tf32"]),
+        "c": np.zeros((1, 32, 4), np.float32),
+    }
+    assert (emulated_products("tf32", fragments) == np.float32(size * 2.0**40)).all()
 
 
 # Addresses of rows.
@@ -192,6 +229,11 @@ DIVERGENT = {
         "if (i < 8) multiply_accumulate<Float16>(c, a, 0, 0); "
         "else multiply_accumulate<BFloat16>(c, a, 0, 0);",
         r"lanes 0x000000ff wait at mma of float16 .*, lanes 0xffffff00 wait at mma of bfloat16",
+    ),
+    "TF32 and bfloat16": (
+        "if (i < 8) multiply_accumulate(c, 0u, 0u, 0u, 0u, 0u, 0u); "
+        "else multiply_accumulate<BFloat16>(c, a, 0, 0);",
+        r"lanes 0x000000ff wait at mma of TF32 .*, lanes 0xffffff00 wait at mma of bfloat16",
     ),
     "some lanes": (
         "if (i < 8) multiply_accumulate<Float16>(c, a, 0, 0);",

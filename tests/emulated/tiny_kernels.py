@@ -50,6 +50,7 @@ PRIMITIVES = (
     "ptx/async_copy",
     "ptx/pack",
     "ptx/matrix",
+    "ptx/matrix32",
     "ptx/matrix64",
     "ptx/wgmma",
 )

@@ -144,6 +144,26 @@ def rounded(words: Words, dtype: Any) -> Words:
     return np.where(np.isnan(values), np.uint32(0x7FFF), bits)
 
 
+def tf32_edges() -> Words:
+    """Return bits of float32 numbers on both sides of where TF32 rounds, NaNs and infinities."""
+    points = np.arange(1 << 19, dtype=np.uint32)[::61] << 13
+    halfway = points | 0x1000
+    near = [points, halfway, halfway - 1, halfway + 1]
+    ends = np.array([0x7F7FFFFF, 0x7F7FF000, 0x7F7FEFFF, 0x7F800000, 0x7F800001, 1], np.uint32)
+    return padded(np.concatenate([*near, ends, ends | 2**31, float_edges()[::7]]), 32)
+
+
+def nearest_tf32(words: Words) -> Words:
+    """Return bits of the nearest TF32 numbers, of two as near the larger one."""
+    with np.errstate(invalid="ignore"):
+        x = words.view(np.float32).astype(np.float64)
+    _, exponent = np.frexp(np.where(np.isfinite(x), x, 1))
+    unit = np.ldexp(1.0, np.maximum(exponent, -125) - 11)
+    with np.errstate(invalid="ignore", over="ignore"):
+        near = np.copysign(np.floor(np.abs(x) / unit + 0.5) * unit, x)
+        return np.where(np.isfinite(x), near, x).astype(np.float32).view(np.uint32)
+
+
 def packed(dtype: Any) -> Callable[[Words], Words]:
     return lambda x: rounded(x[::2], dtype) | rounded(x[1::2], dtype) << 16
 
@@ -300,6 +320,9 @@ PRIMITIVES = {
         np.arange(2**16, dtype=np.uint32),
         to_float,
         floats=True,
+    ),
+    "rounded_tf32": one_word(
+        "rounded_tf32(__uint_as_float(word))", tf32_edges(), nearest_tf32, floats=True
     ),
     "shuffle": one_word(
         "__shfl_sync(0xffffffffu, word, i * 7 + 3)",
