@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cupy_flash.products import (
+    FMA,
+    ONE_TF32,
+    SIX_BFLOAT16,
+    THREE_BFLOAT16,
+    THREE_TF32,
+    Products,
+)
+
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 # Bytes that an element of a bias has in shared memory where it isn't a float32 (sm80).
 STORED_BYTES = {"float16": 2, "bfloat16": 2, "uint8": 1}
@@ -128,6 +137,15 @@ class Variant:
     def accumulate(self) -> str:
         """Element type of the running sums."""
         return "float64" if self.o == "float64" else "float32"
+
+    @property
+    def products(self) -> Products:
+        """What multiplies float32."""
+        if self.accumulate != "float32" or not (self.tile.groups or self.tile.matrix):
+            return FMA
+        if self.tile.groups:
+            return THREE_BFLOAT16 if self.tf32 else SIX_BFLOAT16
+        return ONE_TF32 if self.tf32 else THREE_TF32
 
     @property
     def shared_memory(self) -> int:

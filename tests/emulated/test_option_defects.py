@@ -174,7 +174,9 @@ def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
     for name in cases:
         arrays = build(name)
         for schedule in SCHEDULES:
-            run = partial(attention, kernel=kernel, schedule=schedule, folder=folder, strict=False)
+            run = partial(
+                attention, kernel=kernel, arch=FMA, schedule=schedule, folder=folder, strict=False
+            )
             result = run(arrays)
             if name.endswith("rows without keys beside NaN"):
                 check_beside_nan(arrays, result)
