@@ -1,4 +1,4 @@
-"""The tests of float64 on the tensor cores notice defects: each is planted and must be caught."""
+"""The tests of float32 and float64 by mma.sync notice defects: each must be caught."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from backward_problems import Backward
+from cupy_flash.products import THREE_TF32
 from emulated_attention import attention
 from emulated_backward import attention_backward
 from emulation import run_isolated
-from matrix_mutants import BACKWARD_MATRIX_MUTANTS, MATRIX_MUTANTS
+from matrix_mutants import BACKWARD_MATRIX_MUTANTS, MATRIX_MUTANTS, TF32_MUTANTS
 from problems import Case
 from test_planted_defects import CAUGHT
 from tolerance import check
@@ -34,6 +35,14 @@ CASES = {
     "transposed": replace(PLAIN, layouts=("transposed",) * 3),
     "sliced": replace(PLAIN, layouts=("sliced",) * 3),
     "hidden NaN": replace(PLAIN, mask="keys", poison=True),
+    # More rows than one block's tile has.
+    "one block": replace(PLAIN, m=150),
+}
+FLOAT = ("float32",) * 3
+# On Ampere, which has no warpgroups.
+FLOAT_CASES = {name: replace(case, dtypes=FLOAT) for name, case in CASES.items()} | {
+    "wide": replace(PLAIN, d=100, p=120, dtypes=FLOAT),
+    "largest": replace(PLAIN, dtypes=FLOAT, values="large"),
 }
 QKV = ("q", "k", "v")
 BACKWARD_CASES = {
@@ -50,9 +59,29 @@ def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
     for name in cases:
         arrays = CASES[name].build()
         for schedule in SCHEDULES:
-            result = attention(arrays, kernel, schedule=schedule, folder=folder, strict=False)
+            grid = 1 if name == "one block" else None
+            result = attention(
+                arrays, kernel, schedule=schedule, folder=folder, strict=False, grid=grid
+            )
             assert result.variant.tile.matrix
             check(arrays, result.out, result.lse, kernel)
+
+
+def float_battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
+    for name in cases:
+        arrays = FLOAT_CASES[name].build()
+        for schedule in SCHEDULES:
+            result = attention(
+                arrays,
+                kernel,
+                arch=80,
+                schedule=schedule,
+                folder=folder,
+                strict=False,
+                grid=1 if name == "one block" else None,
+            )
+            assert result.variant.products == THREE_TF32
+            check(arrays, result.out, result.lse, kernel, result.variant.products)
 
 
 def backward_battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
@@ -70,6 +99,11 @@ def test_kernels_without_a_defect_pass(name: str) -> None:
     assert run_isolated(battery, "simt", [name], None) == "passed"
 
 
+@pytest.mark.parametrize("name", FLOAT_CASES)
+def test_kernels_of_float32_without_a_defect_pass(name: str) -> None:
+    assert run_isolated(float_battery, "simt", [name], None) == "passed"
+
+
 @pytest.mark.parametrize("name", BACKWARD_CASES)
 def test_backward_kernels_without_a_defect_pass(name: str) -> None:
     assert run_isolated(backward_battery, "simt", [name], None) == "passed"
@@ -78,6 +112,13 @@ def test_backward_kernels_without_a_defect_pass(name: str) -> None:
 @pytest.mark.parametrize("name", MATRIX_MUTANTS)
 def test_defect_is_caught(name: str, tmp_path: Path) -> None:
     verdict = MATRIX_MUTANTS[name].verdict(battery, tmp_path / "kernels_cu")
+    print(verdict)
+    assert verdict.startswith(CAUGHT), verdict
+
+
+@pytest.mark.parametrize("name", TF32_MUTANTS)
+def test_defect_of_float32_is_caught(name: str, tmp_path: Path) -> None:
+    verdict = TF32_MUTANTS[name].verdict(float_battery, tmp_path / "kernels_cu")
     print(verdict)
     assert verdict.startswith(CAUGHT), verdict
 

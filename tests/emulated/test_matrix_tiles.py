@@ -1,4 +1,4 @@
-"""float64 on the emulated tensor cores: every tile and its options; and where FMA does it."""
+"""float32 and float64 by emulated mma.sync: every tile and its options; and where FMA does it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from tolerance import check
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
 DOUBLE = ("float64",) * 3
+FLOAT = {"dtypes": ("float32",) * 3}
+TF32 = {"dtypes": ("float32",) * 3, "precision": "tf32"}
 # More than one tile on each side, and no multiple of anything.
 PLAIN = Case((), None, None, 141, 75, 20, 24, DOUBLE, scale=0.3, seed=1)
 QKV = ("q", "k", "v")
@@ -44,6 +46,11 @@ class Directed:
         return next(b for b in select.HEAD_DIM_BUCKETS["simt"] if max(self.d, self.p) <= b)
 
     @property
+    def key(self) -> tuple[str, int]:
+        """What decides on tiles."""
+        return self.case().dtypes[0], self.bucket
+
+    @property
     def one_by_one(self) -> bool:
         """Whether pairs wait in shared memory for their rows' turn."""
         return not {"mask", "bias", "softcap", "alibi"}.isdisjoint(self.options)
@@ -64,6 +71,14 @@ FORWARD = (
     Directed(90, 128, 127, {"mask": "pairs", "poison": True, **WINDOW}),
     Directed(80, 128, 128, {"window": (30, None), "offset": 7}),
     Directed(80, 66, 100, {"alibi": "one", "softcap": 1.5, "causal": True}),
+    Directed(90, 20, 24, {"causal": True, "lengths": "both", **HEADS, **FLOAT}),
+    Directed(80, 32, 5, {"mask": "pairs", "alibi": "one", **WINDOW, **FLOAT}),
+    Directed(80, 64, 40, {**WINDOW, "layouts": ("sliced",) * 3, **FLOAT}),
+    Directed(80, 33, 64, {"bias": "pairs", "bias_dtype": "float64", "softcap": 2.0, **TF32}),
+    Directed(80, 100, 128, {"causal": True, "sinks": "heads", **HEADS, **TF32}),
+    Directed(80, 128, 50, {"mask": "keys", "bias": "rows", "causal": True, **FLOAT}),
+    Directed(90, 256, 140, {"window": (30, None), "offset": 7, "m": 70, **FLOAT}),
+    Directed(90, 130, 200, {"softcap": 1.5, "mask": "pairs", "poison": True, "m": 70, **TF32}),
 )
 BACKWARD = (
     Directed(90, 20, 24, {"causal": True, "lengths": "both", **HEADS}),
@@ -94,14 +109,14 @@ def run(directed: Directed, **how: Any) -> select.Tile:
     arrays = directed.case().build()
     for schedule in (3, 4):
         result = attention(arrays, "simt", arch=directed.arch, schedule=schedule, **how)
-        check(arrays, result.out, result.lse, "simt")
+        check(arrays, result.out, result.lse, "simt", result.variant.products)
     return result.variant.tile
 
 
 @pytest.mark.parametrize("directed", FORWARD, ids=str)
 def test_results_of_every_tile_are_within_their_bounds(directed: Directed) -> None:
     tile = run(directed)
-    found = [without_chunks(one) for one in select.MATRIX_TILES[directed.bucket]]
+    found = [without_chunks(one) for one in select.MATRIX_TILES[directed.key]]
     assert without_chunks(tile) in found
 
 
@@ -132,16 +147,16 @@ def test_gradients_of_every_tile_are_within_their_bounds(directed: Directed) -> 
 def test_every_tile_has_a_problem() -> None:
     """With and without options."""
     wanted = {
-        (bucket, without_chunks(tile), one_by_one)
-        for bucket, of_bucket in select.MATRIX_TILES.items()
-        for tile in of_bucket
+        (key, without_chunks(tile), one_by_one)
+        for key, of_key in select.MATRIX_TILES.items()
+        for tile in of_key
         for one_by_one in (False, True)
     }
     tried = set()
     for directed in FORWARD:
         case = replace(directed.case(), m=2, n=2)
         tile = attention(case.build(), "simt", arch=directed.arch).variant.tile
-        tried.add((directed.bucket, without_chunks(tile), directed.one_by_one))
+        tried.add((directed.key, without_chunks(tile), directed.one_by_one))
     assert tried == wanted
 
 

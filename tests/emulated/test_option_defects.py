@@ -19,7 +19,7 @@ from problems import Arrays
 from sampled_params import some
 from score_mutants import SCORE_MUTANTS
 from score_tile_mutants import SCORE_TILE_MUTANTS
-from test_planted_defects import CAUGHT, HEADS, PLAIN, SCHEDULES
+from test_planted_defects import CAUGHT, HEADS, PLAIN, SCHEDULES, arch_of
 from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
@@ -175,7 +175,12 @@ def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
         arrays = build(name)
         for schedule in SCHEDULES:
             run = partial(
-                attention, kernel=kernel, arch=FMA, schedule=schedule, folder=folder, strict=False
+                attention,
+                kernel=kernel,
+                arch=arch_of(kernel),
+                schedule=schedule,
+                folder=folder,
+                strict=False,
             )
             result = run(arrays)
             if name.endswith("rows without keys beside NaN"):
