@@ -67,6 +67,14 @@ MATRIX_TILES = {
         _matrix_tile(64, 16, 128, blocks=2),
     ),
 }
+# The same where scores are changed or hidden one by one: with those above NVRTC 12.9 spilled up to
+# 752 bytes of float32.
+MATRIX_SCORE_TILES = MATRIX_TILES | {
+    ("float32", 32): (_matrix_tile(128, 32, 32, of_warp=32, blocks=2),),
+    ("float32", 64): (_matrix_tile(64, 32, 64, blocks=2),),
+    ("float32", 128): (_matrix_tile(64, 16, 128, blocks=2),),
+    ("float32", 256): (_matrix_tile(64, 16, 256),),
+}
 # Head-dim buckets of float32 by warpgroups (wgmma), and their tile: four warps have 64 rows.
 SPLIT_HEAD_DIMS = (64, 128)
 SPLIT_TILE = Tile(128, 64, 64, 4, groups=True)
@@ -187,7 +195,8 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
         unit=unit,
     )
     if family == "simt" and problem.n <= MOST_KEYS:
-        variant = _on_tensor_cores(variant, problem.precision, device)
+        one_by_one = _scores_one_by_one(problem)
+        variant = _on_tensor_cores(variant, problem.precision, device, one_by_one)
     if family == "sm80" and (problem.mask is not None or problem.bias is not None):
         variant = _fitting(variant, device)
     return _intern(variant)
@@ -214,7 +223,9 @@ def _scores_one_by_one(problem: Problem) -> bool:
     return any(option is not None for option in options)
 
 
-def _on_tensor_cores(variant: Variant, precision: str | None, device: Device) -> Variant:
+def _on_tensor_cores(
+    variant: Variant, precision: str | None, device: Device, one_by_one: bool
+) -> Variant:
     """Return the variant with a tile of the tensor cores, if there is one for it."""
     dtype, widest = variant.accumulate, max(variant.head_dim, variant.head_dim_v)
     if {variant.q, variant.k, variant.v} != {dtype} or not device.matrix_floats:
@@ -224,7 +235,8 @@ def _on_tensor_cores(variant: Variant, precision: str | None, device: Device) ->
         narrowest = SPLIT_HEAD_DIMS[0]
         d, p = max(variant.head_dim, narrowest), max(variant.head_dim_v, narrowest)
         return replace(variant, head_dim=d, head_dim_v=p, tile=SPLIT_TILE, tf32=tf32)
-    for tile in MATRIX_TILES.get((dtype, widest), ()):
+    tiles = MATRIX_SCORE_TILES if one_by_one else MATRIX_TILES
+    for tile in tiles.get((dtype, widest), ()):
         tile = replace(tile, chunk_d=variant.head_dim)
         found = replace(variant, tile=tile, tf32=tf32)
         if found.shared_memory <= device.shared_memory:

@@ -153,6 +153,18 @@ def rows(family: str) -> list[Row]:
     dtypes = [dtypes for dtypes in axes["dtypes"] if family == "sm80" or dtypes in DTYPES[2:4]]
     first = itertools.product(dtypes, axes["d"], ("none", "right"))
     usual = [plain | {"dtypes": x, "d": d, "p": d, "bounds": b} for x, d, b in first]
+    if "precision" in axes:
+        more = itertools.product(usual, axes["precision"], axes["arch"], axes["p"])
+        usual = [
+            row | {"precision": precision, "arch": arch, "p": p}
+            for row, precision, arch, p in more
+            if p == row["d"] or family == "simt groups"
+        ]
+    if family == "simt groups":
+        all_at_once = itertools.product(axes["dtypes"], axes["d"], axes["p"])
+        usual += [
+            plain | USUAL_OPTIONS[-1] | {"dtypes": x, "d": d, "p": p} for x, d, p in all_at_once
+        ]
     if family == "sm80":
         both = itertools.product(USUAL_OPTIONS, (64, 128))
         usual += [plain | {"dtypes": dtypes[0], "d": d, "p": d} | more for more, d in both]

@@ -99,6 +99,10 @@ BACKWARD = (
 )
 
 
+# By whether scores are changed or hidden one by one.
+TABLES = {False: select.MATRIX_TILES, True: select.MATRIX_SCORE_TILES}
+
+
 def without_chunks(tile: select.Tile) -> select.Tile:
     """Return a tile without the width of its chunks, which the narrower head dim bounds."""
     return replace(tile, chunk_d=0)
@@ -116,7 +120,7 @@ def run(directed: Directed, **how: Any) -> select.Tile:
 @pytest.mark.parametrize("directed", FORWARD, ids=str)
 def test_results_of_every_tile_are_within_their_bounds(directed: Directed) -> None:
     tile = run(directed)
-    found = [without_chunks(one) for one in select.MATRIX_TILES[directed.key]]
+    found = [without_chunks(one) for one in TABLES[directed.one_by_one][directed.key]]
     assert without_chunks(tile) in found
 
 
@@ -148,9 +152,9 @@ def test_every_tile_has_a_problem() -> None:
     """With and without options."""
     wanted = {
         (key, without_chunks(tile), one_by_one)
-        for key, of_key in select.MATRIX_TILES.items()
+        for one_by_one, table in TABLES.items()
+        for key, of_key in table.items()
         for tile in of_key
-        for one_by_one in (False, True)
     }
     tried = set()
     for directed in FORWARD:
