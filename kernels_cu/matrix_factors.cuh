@@ -14,7 +14,7 @@ struct MatrixFactors<double, true> {
   using Factor = double;
   // Whether sums run outside of the tensor cores.
   static constexpr bool kApart = false;
-  // Whether a factor is split into two, which one that isn't finite can't be.
+  // Whether a factor is split or rounded, which one that isn't finite, or is rounded to infinity, can't be.
   static constexpr bool kSplit = false;
 
   static __device__ __forceinline__ Factor of(double x) { return x; }
@@ -63,7 +63,7 @@ template <>
 struct MatrixFactors<float, false> {
   using Factor = unsigned;
   static constexpr bool kApart = false;
-  static constexpr bool kSplit = false;
+  static constexpr bool kSplit = true;
 
   static __device__ __forceinline__ Factor of(float x) { return rounded_tf32(x); }
   static __device__ __forceinline__ void multiply(float (&c)[4], const Factor (&a)[8], const Factor (&b)[4]) {

@@ -37,7 +37,7 @@ class Mutant:
 
 SIMT = "forward_simt.cuh"
 THREADS = "simt_threads.cuh"
-NAIVE = "forward_naive.cuh"
+NAIVE = "naive_row.cuh"
 FORWARD_SM80 = "forward_sm80.cuh"
 BLOCK_SM80 = "sm80_block.cuh"
 
@@ -145,7 +145,9 @@ MUTANTS = {
         "params.scale_softcap : params.scale_s",
         "params.scale_softcap : 1 / (params.scale_q * sqrt(double(Config::kHeadDim)))",
     ),
-    "the power of two in the scale is lost": Mutant(SIMT, "static_cast<A>(params.scale_q)", "A(1)"),
+    "the power of two in the scale is lost": Mutant(
+        SIMT, "static_cast<typename Block::A>(params.scale_q)", "typename Block::A(1)"
+    ),
     "exponentials have base 2": Mutant("exponential.cuh", "x * 1.4426950408889634f", "x"),
     # The online softmax.
     "a row that has seen no key yet takes -inf from -inf": Mutant(
@@ -202,12 +204,12 @@ MUTANTS = {
         "next_v.store(block.V, A(1));",
     ),
     "no barrier between reading and overwriting V": Mutant(
-        SIMT, "block.V, O);\n      }\n      __syncthreads();", "block.V, O);\n      }"
+        SIMT, "block.V, O);\n      __syncthreads();", "block.V, O);"
     ),
     "a barrier that some warps skip": Mutant(
         SIMT,
-        "block.V, O);\n      }\n      __syncthreads();",
-        "block.V, O);\n      }\n      if (threadIdx.x >= 32) __syncthreads();",
+        "block.V, O);\n      __syncthreads();",
+        "block.V, O);\n      if (threadIdx.x >= 32) __syncthreads();",
     ),
     # What is loaded ahead.
     "the same chunk of K twice": Mutant(
@@ -230,7 +232,7 @@ MUTANTS = {
         "types.cuh", "bits + 0x7fffu + ((bits >> 16) & 1u)", "bits", ["bfloat16"]
     ),
     "P is kept in 16 bits": Mutant(
-        SIMT,
+        "simt_block.cuh",
         "*P.at(row_of(r), key_of(j)) = S(r, j);",
         "*P.at(row_of(r), key_of(j)) = to_float(Round<Float16>::from(S(r, j)));",
     ),
@@ -248,12 +250,12 @@ MUTANTS = {
     ),
     # The naive kernel.
     "naive: rows beyond m are computed": Mutant(
-        NAIVE, "if (row >= tile.row_end) continue;", "", kernel="naive"
+        "forward_naive.cuh", "if (row < tile.row_end) attend_row", "attend_row", kernel="naive"
     ),
     "naive: columns beyond p are stored": Mutant(
         NAIVE,
-        "if (x < params.p) {\n          store_global",
-        "if (true) {\n          store_global",
+        "if (x < params.p) {\n        store_global",
+        "if (true) {\n        store_global",
         kernel="naive",
     ),
     "naive: keys beyond n are loaded": Mutant(

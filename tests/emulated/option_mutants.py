@@ -7,6 +7,7 @@ from mutants import NAIVE, SIMT, Mutant
 MASK = "mask.cuh"
 SCORE = "score.cuh"
 ARRAYS = "score_arrays.cuh"
+SCORES = "simt_scores.cuh"
 
 
 def naive(file: str, old: str, new: str, *cases: str) -> Mutant:
@@ -112,10 +113,10 @@ OPTION_MUTANTS = {
         ["bias hides NaN"],
     ),
     "all keys have the first one's mask": Mutant(
-        SIMT, "elements<false>(0, key, {})", "elements<false>(0, 0, {})", ["mask of keys"]
+        SCORES, "elements<false>(0, key, {})", "elements<false>(0, 0, {})", ["mask of keys"]
     ),
     "a row's scores are the next one's": Mutant(
-        SIMT, "row_place - static_cast<A>(key)", "row_place + 1 - static_cast<A>(key)", ["alibi"]
+        SCORES, "row_place - static_cast<A>(key)", "row_place + 1 - static_cast<A>(key)", ["alibi"]
     ),
     # Sinks.
     "O isn't rescaled for the sink": Mutant(
@@ -159,7 +160,7 @@ OPTION_MUTANTS = {
         ["mask hides one NaN"],
     ),
     "hidden values are multiplied": Mutant(
-        SIMT, "!arrays.any_row_sees(sees, j)", "false", ["mask hides NaN"]
+        SCORES, "!arrays.any_row_sees(sees, j)", "false", ["mask hides NaN"]
     ),
     "a block's first row alone decides what is hidden": Mutant(
         ARRAYS, "r < Config::kBlockM", "r < 1", ["mask hides NaN"]

@@ -170,7 +170,7 @@ def test_what_is_not_finite_reaches_the_rows_that_fma_s_reaches(
     np.testing.assert_allclose(got.out[~seeing], want.out[~seeing], rtol=0, atol=1e-5)
 
 
-@each_highest
+@each_way
 def test_largest_numbers_of_v_are_averaged(way: str) -> None:
     arrays = some_see()
     arrays.v.numpy()[KEYS] = LARGEST
