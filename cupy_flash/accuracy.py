@@ -21,6 +21,12 @@ e = 2**-24 (2**-53 for float64):
   once each, and so does lse itself. Softcap, bias and ALiBi change the first term as they change
   delta, and what converting a sink rounds takes part in the maximum.
 
+That is of chains of fused multiply-adds. Where the tensor cores multiply float32 in parts, a sum of
+t products may be off by ``x(t)`` of its magnitude more, as `cupy_flash.products` derives: a score
+by ``x(d) S``, in delta and for lse, and an output by ``x(min(n, 64)) A``, for a tile of keys is
+summed there and added outside. ``x(t)`` is ``(1 + 3 ceil(t / 16)) e`` of six bfloat16 products,
+and of three, with ``precision="tf32"``, 2**-15 more. `Reference.products` says which.
+
 Kernels flush float32 numbers below 2**-126 to zero, inputs, sums and results alike (CuPy compiles
 with -ftz=true); what that can lose is added, and is nothing for ordinary data. P carries a factor
 of at least 1 / (4 n), so a key's weight counts as zero below 4 n 2**-126, and the sums of P v end
@@ -42,6 +48,8 @@ Array = np.ndarray[Any, Any]
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1074}
 FLUSHED = {"float32": 2.0**-126, "float64": 2.0**-1022}
+# Most keys whose products with v the tensor cores sum before the sum is added outside.
+TILE = 64
 
 
 def accumulation(dtype: str) -> str:
@@ -83,6 +91,7 @@ def out_bound(
     n = exact.visible[..., None].astype(np.float64)
     A = exact.probabilities_abs_v
     sums = 2 * e * (np.sqrt(n) + n / 64 + 8) * A
+    sums = sums + exact.products.error(np.minimum(n, TILE)) * A
     rounding = np.maximum(ROUNDING[dtype] * np.abs(exact.out), SMALLEST[dtype])
     flushed = FLUSHED[accumulation(dtype)]
     lost_scores = flushed * q.shape[-1] * (_largest(q) + _largest(k)) * max(abs(scale), 1.0)

@@ -98,8 +98,10 @@ def attention(
         keys that count; those beyond are padding: never read, and padded rows of the result are 0.
         On the GPU they are read by the kernel, without waiting, and clipped to [0, m] and [0, n].
     precision : {None, "highest", "tf32"}, optional
-        None and "highest": the accuracy of the dtype, for float32 too. "tf32" permits TF32
-        products for float32; no kernel of this version uses them.
+        None and "highest": the accuracy of the dtype, for float32 too, which tensor cores then
+        multiply in several parts. "tf32" permits float32 products as inaccurate as TF32's (11 bits
+        a factor), where that is faster; it permits nothing in other dtypes and changes nothing
+        there, nor for NumPy arrays. `explain` says what multiplies.
     return_lse : bool, optional
         Also return the row's log-sum-exp. Default False.
     out : array or tuple, optional

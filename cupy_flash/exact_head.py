@@ -5,7 +5,7 @@ exact result in place of the rounded one, which changes the step's own rounding 
 
 * a score ``s = scale * q @ k`` of magnitude ``S = scale * sum |q_x k_x|`` has an error of
   ``e (d / 2 + 4) S`` where it moves a weight, and of ``e (3 sqrt(d) + 4) S`` where it moves lse
-  (`accuracy` says why);
+  (`accuracy` says why), and on the tensor cores of what `cupy_flash.products` derives in both;
 * ``c * tanh(s / c)``: the slope of tanh is at most 1 and falls on both sides of 0, so an error r
   of s moves the result by at most ``c * (tanh(|s| / c) - tanh((|s| - r) / c))``. tanh itself is off
   by 4 ulp (8 e) at most, c and the product round once each; the division by c is part of the scale.
@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+
+from cupy_flash.products import FMA, Products
 
 Array = np.ndarray[Any, Any]
 
@@ -47,6 +49,8 @@ class Head:
         ALiBi: their product is subtracted from the scores.
     sink : number or None
         One more score in every row's denominator.
+    products : Products
+        What multiplies, for the errors.
     """
 
     q: Array
@@ -59,6 +63,7 @@ class Head:
     slope: Any = None
     distance: Array | None = None
     sink: Any = None
+    products: Products = FMA
 
     @property
     def alibi(self) -> Array | None:
@@ -153,7 +158,8 @@ def _scores(head: Head) -> tuple[Array, Array, Array]:
     unit, d = _unit(head.q), head.q.shape[1]
     S = abs(head.scale) * (np.abs(head.q) @ np.abs(head.k).T)
     scores = head.scale * (head.q @ head.k.T)
-    errors = unit * (d / 2 + 4) * S, unit * (3 * math.sqrt(d) + 4) * S
+    more = head.products.error(d)
+    errors = (unit * (d / 2 + 4) + more) * S, (unit * (3 * math.sqrt(d) + 4) + more) * S
     if head.softcap is not None:
         c, size = head.softcap, np.abs(scores)
         scores = c * np.tanh(scores / c)

@@ -15,6 +15,7 @@ from cupy_flash.arrays import ArrayInfo, describe, planned, to_dtype
 from cupy_flash.axes import Operand
 from cupy_flash.options import Options, check_options
 from cupy_flash.problem import SMALL_ARRAYS, Problem, make_problem
+from cupy_flash.products import FMA, THREE_BFLOAT16, Products
 from cupy_flash.select import choose
 from cupy_flash.variant import Variant
 
@@ -126,7 +127,7 @@ def explain(q: Any, k: Any, v: Any, /, *, arch: int | None = None, **options: An
         variant=choice.variant,
         reasons=choice.reasons,
         workspace=0,
-        accuracy=_accuracy(problem, choice.variant.family),
+        accuracy=_accuracy(problem, choice.variant.family, choice.variant.products),
         notes=_notes(choice.variant),
         problem=problem,
     )
@@ -199,8 +200,9 @@ def _device(problem: Problem, arch: int | None) -> devices.Device:
     return devices.assumed(90)
 
 
-# Where unfused CuPy (cuBLAS) is faster today: (accumulation type, largest bucket) -> TFLOP/s
-# of ours and of unfused CuPy. H200, n = 4096, not causal: benchmarks/results/time_attention.json.
+# Where unfused CuPy (cuBLAS) is faster than fused multiply-adds: (accumulation type, largest
+# bucket) -> TFLOP/s of ours and of unfused CuPy. H200, n = 4096, not causal:
+# benchmarks/results/time_attention.json.
 SLOWER_THAN_UNFUSED = {
     ("float32", 256): (25.5, 34.0),
     ("float64", 64): (13.5, 20.9),
@@ -219,11 +221,13 @@ def _notes(variant: Variant) -> tuple[str, ...]:
             f"CuPy (matmul, softmax, matmul) reaches 34 to 95; but {memory}",
         )
     key = variant.accumulate, max(variant.head_dim, variant.head_dim_v)
+    on_tensor_cores = variant.tile.matrix or variant.tile.groups
     units: tuple[str, ...] = ()
-    if variant.accumulate == "float64":
-        how = "on the tensor cores" if variant.tile.matrix else "by fused multiply-adds"
-        units = (f"multiplies {how}",)
-    slower = SLOWER_ON_MATRIX if variant.tile.matrix else SLOWER_THAN_UNFUSED
+    if variant.accumulate == "float64" and on_tensor_cores:
+        units = ("multiplies on the tensor cores",)
+    elif variant.o in ("float32", "float64"):
+        units = (f"multiplies {variant.products.how}",)
+    slower = SLOWER_ON_MATRIX if on_tensor_cores else SLOWER_THAN_UNFUSED
     if key not in slower:
         return units
     ours, unfused = slower[key]
@@ -234,10 +238,12 @@ def _notes(variant: Variant) -> tuple[str, ...]:
     )
 
 
-def _accuracy(problem: Problem, family: str) -> str:
+def _accuracy(problem: Problem, family: str, products: Products = FMA) -> str:
     text = f"products and sums in {problem.accumulate}, results rounded once to {problem.dtype}"
     if family in ROUNDS_P:
         text += f", and P to {problem.dtype} before P v"
-    if problem.precision == "tf32":
-        text += "; precision='tf32' permits less, but no kernel of this version uses it"
+    if products == THREE_BFLOAT16:
+        text += "; by precision='tf32' factors of products have 16 bits, where TF32 has 11"
+    elif problem.precision == "tf32":
+        text += "; precision='tf32' permits less, and changes nothing here"
     return text

@@ -218,9 +218,9 @@ def _precision(value: Any) -> str | None:
         return value
     raise ValueError(
         f"attention: precision is {value!r}; allowed are None and 'highest' (the accuracy of the "
-        "dtype) and 'tf32' (float32 products in TF32). JAX's 'default' and 'high' and torch's "
-        "'high' and 'medium' name what their libraries do by default on each GPU, so there is "
-        "nothing to translate them to: choose 'highest' or 'tf32'"
+        "dtype) and 'tf32' (permits TF32 products of float32, and changes no other dtype). JAX's "
+        "'default' and 'high' and torch's 'high' and 'medium' name what their libraries do by "
+        "default on each GPU, so there is nothing to translate them to: choose 'highest' or 'tf32'"
     )
 
 

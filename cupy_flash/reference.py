@@ -8,12 +8,13 @@ for tests, `check` and small problems. Gradients and their derivation are in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cupy_flash.exact_head import compute, sink_rounding
+from cupy_flash.products import FMA, Products
 from cupy_flash.reference_backward import attention_backward
 from cupy_flash.reference_heads import Heads, Window, visibility
 
@@ -46,6 +47,8 @@ class Reference:
         What they can move lse by.
     visible : array of int, (..., m)
         How many keys the row sees.
+    products : Products
+        What multiplies in the kernel that the errors are of.
     """
 
     out: Array
@@ -54,6 +57,10 @@ class Reference:
     out_errors: Array
     lse_errors: Array
     visible: Array
+    products: Products = FMA
+
+
+_ARRAYS = ("out", "lse", "probabilities_abs_v", "out_errors", "lse_errors", "visible")
 
 
 def attention(
@@ -72,6 +79,7 @@ def attention(
     sinks: Array | None = None,
     q_lengths: Array | None = None,
     k_lengths: Array | None = None,
+    products: Products = FMA,
 ) -> Reference:
     """Compute attention by its formula; the meaning of every option is `cupy_flash.attention`'s.
 
@@ -79,6 +87,9 @@ def attention(
     ----------
     q, k, v : NumPy arrays
         float16, bfloat16 or float32 are computed in float64, float64 in `numpy.longdouble`.
+    products : Products
+        What multiplies in the kernel whose errors are to be bounded: one of those of
+        `cupy_flash.products`. It changes no result.
 
     Returns
     -------
@@ -99,6 +110,7 @@ def attention(
         sinks=sinks,
         q_lengths=q_lengths,
         k_lengths=k_lengths,
+        products=products,
     )
     exact, leading, (m, _, p) = heads.exact, heads.leading, heads.sizes
     results = Reference(
@@ -108,13 +120,14 @@ def attention(
         out_errors=np.zeros((*leading, m, p), exact),
         lse_errors=np.zeros((*leading, m), exact),
         visible=np.zeros((*leading, m), np.int64),
+        products=products,
     )
     for index, head in heads:
         if head.sink is not None:
             results.lse[index], results.lse_errors[index] = head.sink, sink_rounding(head.sink)
         found = compute(head)
-        for field in fields(results):
-            getattr(results, field.name)[(*index, found.rows)] = getattr(found, field.name)
+        for name in _ARRAYS:
+            getattr(results, name)[(*index, found.rows)] = getattr(found, name)
     return results
 
 

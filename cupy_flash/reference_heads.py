@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupy_flash.exact_head import Head
+from cupy_flash.products import FMA, Products
 
 Array = np.ndarray[Any, Any]
 Window = tuple[int | None, int | None]
@@ -54,7 +55,7 @@ def visibility(
 class Heads:
     """A problem; iterating yields each head's index in out's leading axes, and the head.
 
-    The attributes are the arguments of `cupy_flash.attention`.
+    The attributes are the arguments of `cupy_flash.attention`, and what multiplies, for the errors.
     """
 
     q: Array
@@ -71,6 +72,7 @@ class Heads:
     sinks: Array | None = None
     q_lengths: Array | None = None
     k_lengths: Array | None = None
+    products: Products = FMA
 
     @cached_property
     def exact(self) -> Any:
@@ -159,6 +161,7 @@ class Heads:
                     slope=None if slopes is None else exact(slopes[index]),
                     distance=distance,
                     sink=None if sinks is None else exact(sinks[index]),
+                    products=self.products,
                 ),
             )
 

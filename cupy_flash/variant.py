@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cupy_flash.products import FMA, SIX_BFLOAT16, THREE_BFLOAT16, Products
+
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 # Bytes that an element of a bias has in shared memory where it isn't a float32 (sm80).
 STORED_BYTES = {"float16": 2, "bfloat16": 2, "uint8": 1}
@@ -134,6 +136,13 @@ class Variant:
     def accumulate(self) -> str:
         """Element type of the running sums."""
         return "float64" if self.o == "float64" else "float32"
+
+    @property
+    def products(self) -> Products:
+        """What multiplies float32."""
+        if self.family != "simt" or not self.tile.groups:
+            return FMA
+        return THREE_BFLOAT16 if self.tf32 else SIX_BFLOAT16
 
     @property
     def shared_memory(self) -> int:

@@ -72,6 +72,7 @@ class Case:
     alibi_dtype: str = "float32"
     sinks: str | None = None
     sinks_dtype: str = "float32"
+    precision: str | None = None
     option_layout: str = "contiguous"
     poison: bool = False
     seed: int = 0

@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 
 from cupy_flash import accuracy, reference
+from cupy_flash.products import THREE_BFLOAT16, Products, loosest
 from problems import DTYPES, STATISTICAL_SIZE, Arrays, result_dtype
 
+# Bits of a factor of products that are less accurate than float32's.
+BITS = {THREE_BFLOAT16: 16}
 # The chained products of the baseline are slow.
 HEADS = 8
 
@@ -25,12 +28,17 @@ def check(
     out: np.ndarray[Any, Any],
     lse: np.ndarray[Any, Any],
     family: str | None = None,
+    products: Products | None = None,
 ) -> float:
-    """Raise AssertionError unless out and lse are right; return the worst error / bound."""
+    """Raise AssertionError unless out and lse are right; return the worst error / bound.
+
+    `products`: what multiplied, if it is known better than by the family.
+    """
     case = arrays.case
     q, k, v = (array.numpy() for array in arrays.inputs().values())
-    exact = reference.attention(q, k, v, **arrays.options())
     dtype = result_dtype(case)
+    products = products or loosest(family, dtype, case.precision)
+    exact = reference.attention(q, k, v, **arrays.options(), products=products)
     scale = case.scale if case.scale is not None else reference.default_scale(case.d)
     assert out.shape == exact.out.shape, (out.shape, exact.out.shape)
     assert lse.shape == exact.lse.shape, (lse.shape, exact.lse.shape)
@@ -62,7 +70,9 @@ def check_statistics(
 ) -> None:
     dtype = result_dtype(arrays.case)
     p_dtype = DTYPES[dtype] if family in accuracy.ROUNDS_P else None
-    heads, plain = unfused(arrays, scale, accuracy.accumulation(dtype), p_dtype)
+    heads, plain = unfused(
+        arrays, scale, accuracy.accumulation(dtype), p_dtype, BITS.get(exact.products, 24)
+    )
     plain = plain.astype(out.dtype)
     visible = np.stack([exact.visible[head] for head in heads])
     if np.count_nonzero(visible) * out.shape[-1] < STATISTICAL_SIZE:
@@ -81,14 +91,16 @@ def check_statistics(
 
 
 def unfused(
-    arrays: Arrays, scale: float, dtype: str, p_dtype: Any = None
+    arrays: Arrays, scale: float, dtype: str, p_dtype: Any = None, bits: int = 24
 ) -> tuple[list[tuple[int, ...]], np.ndarray[Any, Any]]:
     """Compute heads of a case by `reference.unfused`, each step rounded to `dtype`.
+
+    `bits`: what float32 inputs are rounded to before.
 
     Returns the heads' indices, evenly spread where there are more than HEADS, and their results.
     """
     case = arrays.case
-    q, k, v = (array.numpy() for array in arrays.inputs().values())
+    q, k, v = (rounded(array.numpy(), bits) for array in arrays.inputs().values())
     if case.heads is not None:
         total = max(x.shape[-3] for x in (q, k, v))
         q, k, v = (np.repeat(x, total // x.shape[-3], axis=-3) for x in (q, k, v))
@@ -131,6 +143,17 @@ def unfused(
             )
         )
     return heads, np.stack(results)
+
+
+def rounded(x: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """Round float32 numbers to fewer bits."""
+    if x.dtype != np.float32 or bits == 24:
+        return x
+    significand, exponent = np.frexp(x)
+    with np.errstate(over="ignore"):
+        near = np.ldexp(np.round(np.ldexp(significand, bits)), exponent - bits)
+    # The largest number would become an infinity.
+    return np.where(np.isfinite(near), near, x)
 
 
 def _options_of_head(

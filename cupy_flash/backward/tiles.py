@@ -41,7 +41,7 @@ def _matrix(own: int, others: int, *, parts: int = 1, blocks: int = 1) -> Tile:
 MATRIX_TILES = {
     (1, 32): (_matrix(128, 32),),
     (1, 64): (_matrix(128, 32), _matrix(64, 32)),
-    (1, 128): (_matrix(64, 32, parts=2), _matrix(32, 32, parts=2), _matrix(64, 16)),
+    (1, 128): (_matrix(64, 32, parts=2), _matrix(32, 32, parts=2)),
     (2, 32): (_matrix(128, 32),),
     (2, 64): (_matrix(128, 32), _matrix(64, 32)),
     (2, 128): (_matrix(64, 32, parts=2), _matrix(32, 32, parts=2)),

@@ -23,6 +23,7 @@ from cupy_flash.commands.check_problems import CHECKS
 from cupy_flash.commands.table import aligned
 from cupy_flash.explanation import explain
 from cupy_flash.options import KERNELS
+from cupy_flash.products import loosest
 from cupy_flash.reference import Reference
 
 NUMPY_PATH = "blocked"
@@ -246,7 +247,8 @@ def _compute(check: Check, placed: dict[str, Any], kernel: str | None) -> tuple[
 def _judge(row: Row, check: Check, arrays: dict[str, Any], out: Any, lse: Any) -> None:
     (q, k, v), small = _split(arrays)
     scale = check.options.get("scale")
-    exact: Reference = reference.attention(q, k, v, **small, **check.options)
+    products = loosest(row.kernel, row.dtype)
+    exact: Reference = reference.attention(q, k, v, **small, **check.options, products=products)
     factor = reference.default_scale(q.shape[-1]) if scale is None else scale
     comparisons = {
         "out": compare(out, exact.out, out_bound(exact, row.dtype, q, k, v, factor, row.kernel)),

@@ -9,6 +9,7 @@ from typing import Any
 
 from cupy_flash import reference
 from cupy_flash.accuracy import Comparison, compare, out_bound
+from cupy_flash.products import loosest
 
 ToHost = Callable[[Any], Any]
 
@@ -78,12 +79,14 @@ def exact_rows(
         keys = max(0, min(k.shape[-2], stop + offset)) if causal else k.shape[-2]
         rows = to_host(q[end, end, begin:stop])
         keys_and_values = [to_host(x[end, end, :keys]) for x in (k, v)]
+        # Of any kernel: those of simt have the largest bound.
         # Row 0 of the part is row `begin`, so it stands as many keys further.
         exact = reference.attention(
             rows,
             *keys_and_values,
             causal=causal,
             offset=begin + offset,
+            products=loosest("simt", rows.dtype.name),
             **{
                 name: _part(name, x, (end, end, slice(begin, stop), slice(keys)), to_host)
                 for name, x in options.items()

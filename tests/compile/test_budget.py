@@ -12,9 +12,12 @@ from cover import cover
 from cupy_flash.backward.variant import BackwardVariant
 from cupy_flash.device import assumed, nvrtc_version
 from cupy_flash.select import (
+    MATRIX_SCORE_TILES,
+    MATRIX_TILES,
     SIMT_SCORE_TILES,
     SIMT_TILES,
     SM80_TILES,
+    SPLIT_HEAD_DIMS,
 )
 from cupy_flash.softmaxes.select import PART_TILE, ROW_TILES, STAGES, SoftmaxVariant
 from cupy_flash.source import AnyVariant
@@ -119,6 +122,15 @@ def test_every_tile_of_the_table_is_compiled() -> None:
         some = [v for v in forward if bool(v.mask or v.bias or v.softcap or v.alibi) == scored]
         simt = {(v.accumulate, max(v.head_dim, v.head_dim_v)) for v in some if v.family == "simt"}
         assert set(simt_tiles) == simt
+        table = MATRIX_SCORE_TILES if scored else MATRIX_TILES
+        wanted_tiles = {(key, tiles[0].block_n) for key, tiles in table.items()}
+        assert wanted_tiles <= {
+            ((v.accumulate, max(v.head_dim, v.head_dim_v)), v.tile.block_n)
+            for v in some
+            if v.tile.matrix
+        }
+        groups = {(v.head_dim, v.head_dim_v) for v in some if v.tile.groups and not v.tf32}
+        assert groups == set(itertools.product(SPLIT_HEAD_DIMS, SPLIT_HEAD_DIMS))
         sm80 = {max(v.head_dim, v.head_dim_v) for v in some if v.family == "sm80"}
         assert set(SM80_TILES) == sm80
     softmax = [variant for variant in VARIANTS if isinstance(variant, SoftmaxVariant)]

@@ -14,7 +14,7 @@ from cupy_flash.compile import OPTIONS
 from cupy_flash.device import assumed
 from cupy_flash.options import check_options
 from cupy_flash.problem import make_problem
-from cupy_flash.select import HEAD_DIM_BUCKETS, choose
+from cupy_flash.select import HEAD_DIM_BUCKETS, SPLIT_HEAD_DIMS, choose
 from cupy_flash.softmaxes.problem import make_softmax_problem
 from cupy_flash.softmaxes.select import ROW_TILES, STAGES, SoftmaxVariant, choose_softmax
 from cupy_flash.source import ELEMENT_TYPES, AnyVariant, source, target
@@ -35,6 +35,15 @@ FLAGS: Axes = {
     "softcap": (None, 30.0),
     "alibi": (None, "float32", "float64"),
     "sinks": (None, "float32", "bfloat16"),
+}
+# Options of every class, in fewer dtypes.
+FEW_FLAGS: Axes = {
+    **FLAGS,
+    "q_lengths": (None, "int32"),
+    "k_lengths": (None, "int64"),
+    "bias": (None, "float16", "float32", "float64"),
+    "alibi": (None, "float32"),
+    "sinks": (None, "float32"),
 }
 DTYPES = (
     ("float16", "float16", "float16"),
@@ -58,6 +67,22 @@ FAMILIES: dict[str, Axes] = {
         "p": HEAD_DIM_BUCKETS["simt"],
         **FLAGS,
         "arch": ARCHS,
+    },
+    # Where warps multiply float64 by mma.sync, and where warpgroups multiply float32.
+    "simt matrix": {
+        "dtypes": DTYPES[3:4],
+        "d": HEAD_DIM_BUCKETS["simt"],
+        "p": HEAD_DIM_BUCKETS["simt"],
+        **FEW_FLAGS,
+        "arch": (80, 90),
+    },
+    "simt groups": {
+        "dtypes": DTYPES[2:3],
+        "d": SPLIT_HEAD_DIMS,
+        "p": SPLIT_HEAD_DIMS,
+        **FEW_FLAGS,
+        "precision": (None, "tf32"),
+        "arch": (90,),
     },
     "sm80": {
         "dtypes": DTYPES[:2],
@@ -120,12 +145,25 @@ def rows(family: str) -> list[Row]:
     if "d" not in axes:
         return cover(axes)
     plain = {axis: None for axis in FLAGS} | {"bounds": "none", "offset": 0, "bias_along": "keys"}
-    plain["arch"] = 90
+    plain |= {"arch": 90, "precision": None}
     if "unit" in axes:
         plain["unit"] = 16
-    dtypes = DTYPES[:2] if family == "sm80" else DTYPES[2:4]
+    plain = {axis: value for axis, value in plain.items() if axis in axes}
+    dtypes = [dtypes for dtypes in axes["dtypes"] if family == "sm80" or dtypes in DTYPES[2:4]]
     first = itertools.product(dtypes, axes["d"], ("none", "right"))
     usual = [plain | {"dtypes": x, "d": d, "p": d, "bounds": b} for x, d, b in first]
+    if "precision" in axes:
+        more = itertools.product(usual, axes["precision"], axes["arch"], axes["p"])
+        usual = [
+            row | {"precision": precision, "arch": arch, "p": p}
+            for row, precision, arch, p in more
+            if p == row["d"] or family == "simt groups"
+        ]
+    if family == "simt groups":
+        all_at_once = itertools.product(axes["dtypes"], axes["d"], axes["p"])
+        usual += [
+            plain | USUAL_OPTIONS[-1] | {"dtypes": x, "d": d, "p": p} for x, d, p in all_at_once
+        ]
     if family == "sm80":
         both = itertools.product(USUAL_OPTIONS, (64, 128))
         usual += [plain | {"dtypes": dtypes[0], "d": d, "p": d} | more for more, d in both]
@@ -155,7 +193,8 @@ def variant(family: str, row: Row) -> Variant:
         window=BOUNDS[row["bounds"]],
         offset=row["offset"],
         softcap=row["softcap"],
-        kernel=family,
+        precision=row.get("precision"),
+        kernel=family.split()[0],
         **arrays,
     )
     shapes = ((2, 4, ROWS, d - odd), (2, 2, KEYS, d - odd), (2, 2, KEYS, p - odd))
@@ -217,6 +256,7 @@ def name(variant: AnyVariant) -> str:
             (f"alibi:{variant.alibi}", variant.alibi),
             (f"sinks:{variant.sinks}", variant.sinks),
             (f"unit:{variant.unit}", variant.unit),
+            ("tf32", variant.tf32),
         )
         if present
     ]

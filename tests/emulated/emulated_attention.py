@@ -61,7 +61,7 @@ def attention(
     options = arrays.options()
     small = {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
     options |= {name: as_cupy(describe(name, x)) for name, x in small.items()}
-    checked = check_options(**options, return_lse=True, kernel=kernel)
+    checked = check_options(**options, precision=case.precision, return_lse=True, kernel=kernel)
     plan = make_problem(*infos.values(), checked)
     result = DTYPES[result_dtype(case)]
     targets: dict[str, Strided] = {

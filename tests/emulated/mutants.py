@@ -36,8 +36,9 @@ class Mutant:
 
 
 SIMT = "forward_simt.cuh"
+EPILOGUE = "simt_epilogue.cuh"
 THREADS = "simt_threads.cuh"
-NAIVE = "forward_naive.cuh"
+NAIVE = "naive_row.cuh"
 FORWARD_SM80 = "forward_sm80.cuh"
 BLOCK_SM80 = "sm80_block.cuh"
 
@@ -54,7 +55,7 @@ MUTANTS = {
         "minimum(tile.row_begin + Config::kBlockM, params.m)",
         "tile.row_begin + Config::kBlockM",
     ),
-    "columns beyond p are stored": Mutant(SIMT, "if (column < params.p)", "if (true)"),
+    "columns beyond p are stored": Mutant(EPILOGUE, "if (column < params.p)", "if (true)"),
     "rows beyond the array are loaded": Mutant(
         "tile.cuh", "x < column_end && first_row + r * kDown < rows", "x < column_end"
     ),
@@ -107,7 +108,7 @@ MUTANTS = {
     ),
     # Strides and indices.
     "rows and columns of the result are swapped": Mutant(
-        SIMT,
+        EPILOGUE,
         "row * params.o.row + column * params.o.column",
         "row * params.o.column + column * params.o.row",
     ),
@@ -177,7 +178,7 @@ MUTANTS = {
         "step > 0; step /= 2) {\n    value = maximum",
         "step > 1; step /= 2) {\n    value = maximum",
     ),
-    "l is not summed over lanes": Mutant(SIMT, "softmax.finish();", ""),
+    "l is not summed over lanes": Mutant(EPILOGUE, "softmax.finish();", ""),
     "a mean of the largest number overflows": Mutant(
         "softmax.cuh",
         "beyond ? (mean > A(0) ? largest : -largest) : mean",
@@ -202,12 +203,12 @@ MUTANTS = {
         "next_v.store(block.V, A(1));",
     ),
     "no barrier between reading and overwriting V": Mutant(
-        SIMT, "block.V, O);\n      }\n      __syncthreads();", "block.V, O);\n      }"
+        SIMT, "block.V, O);\n      __syncthreads();", "block.V, O);"
     ),
     "a barrier that some warps skip": Mutant(
         SIMT,
-        "block.V, O);\n      }\n      __syncthreads();",
-        "block.V, O);\n      }\n      if (threadIdx.x >= 32) __syncthreads();",
+        "block.V, O);\n      __syncthreads();",
+        "block.V, O);\n      if (threadIdx.x >= 32) __syncthreads();",
     ),
     # What is loaded ahead.
     "the same chunk of K twice": Mutant(
@@ -230,7 +231,7 @@ MUTANTS = {
         "types.cuh", "bits + 0x7fffu + ((bits >> 16) & 1u)", "bits", ["bfloat16"]
     ),
     "P is kept in 16 bits": Mutant(
-        SIMT,
+        "simt_block.cuh",
         "*P.at(row_of(r), key_of(j)) = S(r, j);",
         "*P.at(row_of(r), key_of(j)) = to_float(Round<Float16>::from(S(r, j)));",
     ),
@@ -248,12 +249,12 @@ MUTANTS = {
     ),
     # The naive kernel.
     "naive: rows beyond m are computed": Mutant(
-        NAIVE, "if (row >= tile.row_end) continue;", "", kernel="naive"
+        "forward_naive.cuh", "if (row < tile.row_end) attend_row", "attend_row", kernel="naive"
     ),
     "naive: columns beyond p are stored": Mutant(
         NAIVE,
-        "if (x < params.p) {\n          store_global",
-        "if (true) {\n          store_global",
+        "if (x < params.p) {\n        store_global",
+        "if (true) {\n        store_global",
         kernel="naive",
     ),
     "naive: keys beyond n are loaded": Mutant(

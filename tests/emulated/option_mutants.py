@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from mutants import NAIVE, SIMT, Mutant
+from mutants import EPILOGUE, NAIVE, SIMT, Mutant
 
 MASK = "mask.cuh"
 SCORE = "score.cuh"
 ARRAYS = "score_arrays.cuh"
+SCORES = "simt_scores.cuh"
 
 
 def naive(file: str, old: str, new: str, *cases: str) -> Mutant:
@@ -112,14 +113,14 @@ OPTION_MUTANTS = {
         ["bias hides NaN"],
     ),
     "all keys have the first one's mask": Mutant(
-        SIMT, "elements<false>(0, key, {})", "elements<false>(0, 0, {})", ["mask of keys"]
+        SCORES, "elements<false>(0, key, {})", "elements<false>(0, 0, {})", ["mask of keys"]
     ),
     "a row's scores are the next one's": Mutant(
-        SIMT, "row_place - static_cast<A>(key)", "row_place + 1 - static_cast<A>(key)", ["alibi"]
+        SCORES, "row_place - static_cast<A>(key)", "row_place + 1 - static_cast<A>(key)", ["alibi"]
     ),
     # Sinks.
     "O isn't rescaled for the sink": Mutant(
-        SIMT, "scale_rows(O, alpha);\n    } else {", "} else {", ["sinks"]
+        EPILOGUE, "scale_rows(O, alpha);\n  } else {", "} else {", ["sinks"]
     ),
     "naive: O isn't rescaled for the sink": naive(
         NAIVE, "scale_rows(O, alpha);\n    } else {", "} else {", "sinks"
@@ -153,13 +154,13 @@ OPTION_MUTANTS = {
         ["mask hides NaN"],
     ),
     "only O's first column is looked at": Mutant(
-        "softmax.cuh",
-        "zero = multiply_add(O(r, c), A(0), zero);",
-        "zero = multiply_add(O(0, 0), A(0), zero);",
+        "tile.cuh",
+        "zero = multiply_add(tile(r, c), decltype(zero)(0), zero);",
+        "zero = multiply_add(tile(r, 0), decltype(zero)(0), zero);",
         ["mask hides one NaN"],
     ),
     "hidden values are multiplied": Mutant(
-        SIMT, "!arrays.any_row_sees(sees, j)", "false", ["mask hides NaN"]
+        SCORES, "!arrays.any_row_sees(sees, j)", "false", ["mask hides NaN"]
     ),
     "a block's first row alone decides what is hidden": Mutant(
         ARRAYS, "r < Config::kBlockM", "r < 1", ["mask hides NaN"]

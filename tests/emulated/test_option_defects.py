@@ -19,7 +19,7 @@ from problems import Arrays
 from sampled_params import some
 from score_mutants import SCORE_MUTANTS
 from score_tile_mutants import SCORE_TILE_MUTANTS
-from test_planted_defects import CAUGHT, HEADS, PLAIN, SCHEDULES
+from test_planted_defects import CAUGHT, HEADS, PLAIN, SCHEDULES, arch_of
 from tolerance import check
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
@@ -174,7 +174,14 @@ def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
     for name in cases:
         arrays = build(name)
         for schedule in SCHEDULES:
-            run = partial(attention, kernel=kernel, schedule=schedule, folder=folder, strict=False)
+            run = partial(
+                attention,
+                kernel=kernel,
+                arch=arch_of(kernel),
+                schedule=schedule,
+                folder=folder,
+                strict=False,
+            )
             result = run(arrays)
             if name.endswith("rows without keys beside NaN"):
                 check_beside_nan(arrays, result)

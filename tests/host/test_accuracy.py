@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupy_flash import accuracy, reference
+from cupy_flash import accuracy, products, reference
 from problems import DTYPES, Case
 from tolerance import check
 
@@ -134,6 +134,80 @@ def test_the_bounds_are_the_formulas(dtype):
     want = e * ((4 + 3 * math.sqrt(d)) * S + np.abs(exact.lse) + 64 + math.sqrt(n))
     got = accuracy.lse_bound(exact, dtype, q, k, 0.5)
     np.testing.assert_allclose(got.astype(float), want.astype(float), rtol=1e-6)
+
+
+E = 2.0**-24
+
+
+@pytest.mark.parametrize(
+    ("how", "lost"),
+    [
+        (products.SIX_BFLOAT16, E),
+        (products.THREE_BFLOAT16, 2.0**-15),
+    ],
+    ids=lambda x: getattr(x, "how", ""),
+)
+def test_products_in_parts_are_allowed_what_the_formulas_say(how, lost):
+    q, k, v = (x.numpy() for x in case_of("float32", 5).inputs().values())
+    plain = reference.attention(q, k, v, scale=0.5)
+    exact = reference.attention(q, k, v, scale=0.5, products=how)
+    assert (exact.out == plain.out).all()
+    A = exact.probabilities_abs_v
+    more, before = (accuracy.out_bound(x, "float32", q, k, v, 0.5) for x in (exact, plain))
+    want = exact.out_errors - plain.out_errors + (lost + 3 * 4 * E) * A
+    np.testing.assert_allclose(more - before, want, rtol=1e-4)
+    d = SIZES["d"]
+    S = 0.5 * np.abs(q.astype(float)) @ np.abs(k.astype(float)).T
+    more, before = (accuracy.lse_bound(x, "float32", q, k, 0.5) for x in (exact, plain))
+    error = lost + 3 * math.ceil(d / 16) * E
+    np.testing.assert_allclose(more - before, error * S.max(axis=1), rtol=1e-4)
+    assert (exact.out_errors > plain.out_errors).all()
+
+
+def split(x, parts, bits):
+    """Return the parts of float32 numbers of so many bits, and what is left of them."""
+    x, terms = x.astype(np.float64), []
+    for _ in range(parts):
+        significand, exponent = np.frexp(x)
+        terms.append(np.ldexp(np.round(np.ldexp(significand, bits)), exponent - bits))
+        x = x - terms[-1]
+    return terms, x
+
+
+def hard_factors():
+    """Return float32 numbers of all bits and those just above powers of two, ones behind them."""
+    rng = np.random.default_rng(0)
+    few = 1 + np.arange(1 << 14) * 2.0**-23
+    return np.concatenate([few, 1 + rng.integers(0, 1 << 23, 1 << 14) * 2.0**-23])
+
+
+@pytest.mark.parametrize(
+    ("parts", "bits", "dropped", "allowed"),
+    [
+        (3, 8, ((1, 2), (2, 1), (2, 2)), products.SIX_BFLOAT16.lost),
+        (2, 8, ((1, 1),), products.THREE_BFLOAT16.lost),
+    ],
+)
+def test_what_terms_miss_is_within_what_products_are_allowed(parts, bits, dropped, allowed):
+    x = hard_factors()
+    terms, left = split(x, parts, bits)
+    if parts == 3:
+        assert not left.any()
+    relative = np.abs(left / x)
+    lost = 2 * relative.max() + relative.max() ** 2
+    for i, j in dropped:
+        lost += np.abs(terms[i] / x).max() * np.abs(terms[j] / x).max()
+    assert lost <= allowed * (1 + 2.0**-7)
+    assert lost >= allowed / 2.5
+
+
+def test_by_family_the_loosest_products_are_taken():
+    assert products.loosest("simt", "float32") == products.SIX_BFLOAT16
+    assert products.loosest("simt", "float32", "highest") == products.SIX_BFLOAT16
+    assert products.loosest("simt", "float32", "tf32") == products.THREE_BFLOAT16
+    for family, dtype in (("naive", "float32"), ("simt", "float64"), (None, "float32")):
+        assert products.loosest(family, dtype, "tf32") == products.FMA
+    assert products.loosest("sm80", "float16", "tf32") == products.FMA
 
 
 def test_a_row_without_keys_has_no_allowance():

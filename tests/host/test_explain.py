@@ -92,7 +92,8 @@ def test_the_text_is_readable():
         "attention: batch (2,), 8 heads on 2 key heads, m=1024 n=700 d=64 p=64, float32"
     )
     assert [line.split(":")[0] for line in lines] == [
-        *("attention", "kernel", "tile", "options", "why", "why", "why", "workspace", "accuracy")
+        *("attention", "kernel", "tile", "options", "why", "why", "why", "workspace", "accuracy"),
+        "note",
     ]
     assert lines[3] == "options:   row i sees keys up to i - 324"
     assert f"{told.variant.shared_memory:,} bytes of shared memory" in lines[2]
@@ -106,13 +107,46 @@ def test_reasons_of_a_slower_kernel():
     assert "simt: no, d is 300, above 256; p is 300, above 256" in told.reasons
 
 
-def test_tf32_is_permission_only():
-    assert (
-        "no kernel of this version uses it" in explain(PAIR, PAIR, PAIR, precision="tf32").accuracy
-    )
-    assert explain(PAIR, PAIR, PAIR, precision="highest").accuracy == (
-        "products and sums in float32, results rounded once to float32"
-    )
+@pytest.mark.parametrize(
+    ("arch", "d", "units", "slower"),
+    [
+        (90, 64, "in six bfloat16 products", False),
+        (90, 256, "by fused multiply-adds", True),
+        (80, 64, "by fused multiply-adds", False),
+        (86, 64, "by fused multiply-adds", False),
+        (86, 256, "by fused multiply-adds", True),
+    ],
+)
+def test_float32_says_by_what_it_is_multiplied(arch, d, units, slower):
+    pair = ((2, 100, d), "float32")
+    told = explain(pair, pair, pair, arch=arch)
+    assert units in told.notes[0]
+    assert any("slower than unfused" in note for note in told.notes) == slower
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "says"),
+    [
+        (90, "float32", "factors of products have 16 bits"),
+        (80, "float32", "permits less, and changes nothing here"),
+        (86, "float32", "permits less, and changes nothing here"),
+        (90, "float64", "permits less, and changes nothing here"),
+        (90, "float16", "permits less, and changes nothing here"),
+    ],
+)
+def test_tf32_says_what_it_changes(arch, dtype, says):
+    pair = (PAIR[0], dtype)
+    told = explain(pair, pair, pair, arch=arch, precision="tf32")
+    highest = explain(pair, pair, pair, arch=arch, precision="highest")
+    assert says in told.accuracy
+    assert told.accuracy.startswith(highest.accuracy)
+    assert "tf32" not in highest.accuracy
+    assert (told.variant == highest.variant) == ("changes nothing" in says)
+
+
+def test_tf32_changes_nothing_for_numpy_arrays():
+    x = np.ones((3, 5), np.float32)
+    assert "changes nothing here" in explain(x, x, x, precision="tf32").accuracy
 
 
 def test_a_forced_kernel_that_cannot():

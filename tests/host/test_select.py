@@ -12,9 +12,11 @@ from cupy_flash.arrays import planned, to_dtype
 from cupy_flash.device import _KNOWN, Device, assumed
 from cupy_flash.options import check_options
 from cupy_flash.problem import make_problem
+from cupy_flash.products import FMA, SIX_BFLOAT16, THREE_BFLOAT16
 from cupy_flash.select import (
     DEFAULT_SHARED_MEMORY,
     HEAD_DIM_BUCKETS,
+    MOST_KEYS,
     RESERVED_SHARED_MEMORY,
     SHARED_MEMORY,
     SIMT_TILES,
@@ -99,6 +101,42 @@ def test_smaller_units_and_newer_gpus_take_the_same_tiles_of_keys(widest):
         tile = choose(problem, assumed(arch)).variant.tile
         rows = min(SM80_TILES[widest].block_m, 64 if arch >= 100 else 128)
         assert tile == dataclasses.replace(SM80_TILES[widest], block_m=rows)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("d", [0, 1, 32, 33, 64, 65, 128, 129, 256])
+def test_float32_is_multiplied_on_tensor_cores_where_they_are_faster(arch, d):
+    for p, precision in itertools.product((1, 40, 100, 200), (None, "highest", "tf32")):
+        problem = problem_of(d, p, precision=precision)
+        variant = choose(problem, assumed(arch)).variant
+        groups = arch == 90 and max(d, p) <= 128
+        assert variant.tile.groups == groups
+        assert not variant.tile.matrix
+        assert variant.tf32 == (groups and precision == "tf32")
+        by_groups = THREE_BFLOAT16 if precision == "tf32" else SIX_BFLOAT16
+        assert variant.products == (by_groups if groups else FMA)
+
+
+def test_float32_is_left_to_fma_among_other_types_and_beside_too_many_keys():
+    assert choose(problem_of(), assumed(90)).variant.tile.groups
+    for dtypes in (("float16", "float32", "float32"), ("float32", "float32", "bfloat16")):
+        variant = choose(problem_of(dtypes=dtypes, precision="tf32"), assumed(90)).variant
+        assert variant.products == FMA
+        assert not variant.tf32
+    x, many = (planned((n, 64), np.dtype(np.float32)) for n in (3, MOST_KEYS + 1))
+    variant = choose(make_problem(x, many, many, check_options()), assumed(90)).variant
+    assert variant.products == FMA
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_tf32_permits_nothing_in_other_dtypes(dtype):
+    for arch in (80, 90):
+        plain, tf32 = (
+            choose(problem_of(dtypes=(dtype,) * 3, precision=x), assumed(arch)).variant
+            for x in (None, "tf32")
+        )
+        assert plain == tf32
+        assert plain.products == FMA
 
 
 # Options, and what a variant has of them; everything else is as of a plain call.
