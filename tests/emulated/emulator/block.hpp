@@ -16,7 +16,8 @@ enum class Schedule : int {
   backward = 1,        // the same from the last warp and the last lane
   random = 2,          // the same in an order drawn anew each round
   greedy = 3,          // each warp up to the next block barrier: the largest skew
-  greedy_backward = 4  // the same from the last warp and the last lane
+  greedy_backward = 4, // the same from the last warp and the last lane
+  greedy_random = 5    // the same in an order drawn anew each round
 };
 
 class Block {
@@ -33,7 +34,7 @@ class Block {
     named_barriers.clear();
     for (unsigned i = 0; i < warps_ * kLanes; ++i) start_thread(i, thread_entry);
     for (;;) {
-      if (schedule_ == Schedule::random) shuffle_order();
+      if (schedule_ == Schedule::random || schedule_ == Schedule::greedy_random) shuffle_order();
       for (unsigned i = 0; i < warps_; ++i)
         if (!run_warp(order_[i])) return false;
       if (any_warp_ready()) continue;
@@ -59,7 +60,7 @@ class Block {
   }
 
   bool runs_greedily() const {
-    return schedule_ == Schedule::greedy || schedule_ == Schedule::greedy_backward;
+    return schedule_ >= Schedule::greedy;
   }
 
   static const Stop& warp_stop(unsigned w) { return state.threads[w * kLanes].stop; }
