@@ -1,15 +1,18 @@
-"""Write what every variant needs today, of every pinned compiler, into budget.json.
+r"""Write what every variant needs today, of every pinned compiler, into budget.json.
 
     python tests/compile/renew_budget.py
+    python tests/compile/renew_budget.py --only 'sm_\d+ simt'
 
-Prints what changed. Look at it before committing it: more registers mean fewer warps on a
-multiprocessor.
+The second one renews kernels whose names begin so, and keeps the other figures. Prints what
+changed. Look at it before committing it: more registers mean fewer warps on a multiprocessor.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -56,6 +59,18 @@ def text(table: Budget) -> str:
     return "{\n" + ",\n".join(blocks) + "\n}\n"
 
 
+def merged(old: Budget, new: Budget, names: dict[str, list[str]]) -> Budget:
+    """Return the new figures, and of the kernels without any the old ones."""
+    return {
+        version: {
+            key: new[version].get(key) or old[version][key]
+            for key in of_version
+            if key in new[version] or key in old.get(version, {})
+        }
+        for version, of_version in names.items()
+    }
+
+
 def figures_of(version: str, index: int) -> dict[str, int]:
     report = compile_report(variants(version)[index], compilers()[version])
     figures = {"registers": report.registers, "shared": report.shared}
@@ -63,18 +78,28 @@ def figures_of(version: str, index: int) -> dict[str, int]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Write what every kernel needs into budget.json.")
+    parser.add_argument("--only", default="", metavar="REGEX", help="how names begin")
+    only = re.compile(parser.parse_args().only)
     missing = [why for why in map(problem, PINS) if why]
     if missing:
         print(*missing, sep="\n", file=sys.stderr)
         return 1
     names = {version: list(map(name, variants(version))) for version in PINS}
-    work = [(version, index) for version in PINS for index in range(len(names[version]))]
+    work = [
+        (version, index)
+        for version in PINS
+        for index, key in enumerate(names[version])
+        if only.match(key)
+    ]
     with ProcessPoolExecutor(os.cpu_count()) as processes:
         figures = list(processes.map(figures_of, *zip(*work, strict=True), chunksize=4))
     new: Budget = {version: {} for version in PINS}
     for (version, index), found in zip(work, figures, strict=True):
         new[version][names[version][index]] = found
-    changed = differences(budget() if BUDGET.exists() else {}, new)
+    old = budget() if BUDGET.exists() else {}
+    new = merged(old, new, names)
+    changed = differences(old, new)
     BUDGET.write_text(text(new))
     print(
         *changed,

@@ -217,6 +217,7 @@ def name(variant: AnyVariant) -> str:
             (f"alibi:{variant.alibi}", variant.alibi),
             (f"sinks:{variant.sinks}", variant.sinks),
             (f"unit:{variant.unit}", variant.unit),
+            ("tf32", variant.tf32),
         )
         if present
     ]
