@@ -10,9 +10,13 @@
 #include "tile.cuh"
 #include "types.cuh"
 
+// Of the provider: with 56 some kernels of one gradient with options spill there, and two gradients need the others.
 template <class Config>
-struct SplitGradientBlock : SplitRoles<Config, 56> {
-  using Roles = SplitRoles<Config, 56>;
+constexpr int kGradientProviderRegisters = takes_turns<Config> ? 72 : 56;
+
+template <class Config>
+struct SplitGradientBlock : SplitRoles<Config, kGradientProviderRegisters<Config>> {
+  using Roles = SplitRoles<Config, kGradientProviderRegisters<Config>>;
   using A = float;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;

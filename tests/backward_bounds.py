@@ -29,11 +29,13 @@ def bounds(
     dtype: str,
     dtypes: dict[str, Any],
     family: str | None = None,
+    lost: float = 0.0,
 ) -> dict[str, Array]:
     """Return the largest error of every element.
 
     `call` holds the arguments of attention, `gradients` those of the oracle, `dtype` is out's and
-    `dtypes` are the gradients'; `family` is that of the kernels.
+    `dtypes` are the gradients'; `family` is that of the kernels. `lost` is what a product may be
+    off by itself, of its size, where precision="tf32" permits that.
     """
     heads = Heads(**call)
     info = ml_dtypes.finfo(accumulation(dtype))
@@ -48,7 +50,9 @@ def bounds(
     )
     for index, head in heads:
         with np.errstate(all="ignore"):
-            found = _of_head(head, do[index], dlse[index], u, tiny, o_rounding, o_tiny, factors)
+            found = _of_head(
+                head, do[index], dlse[index], u, tiny, o_rounding, o_tiny, factors, lost
+            )
         for name in names:
             is_number = name in ("sinks", "alibi_slopes", "scale")
             for total, part in zip((sizes, errors), found[name], strict=True):
@@ -80,6 +84,7 @@ def _of_head(
     o_rounding: float,
     o_tiny: float,
     factors: Any,
+    lost: float,
 ) -> dict[str, tuple[Array, Array]]:
     """Return the sizes of each gradient's terms, summed, and how far they may be off."""
     seen = head.seen
@@ -94,7 +99,7 @@ def _of_head(
     products = np.abs(q) @ np.abs(k).T
     y = float(head.scale) * plain
     size, slope, slope_error = scale * products, np.ones_like(y), np.zeros_like(y)
-    off = u * (d + 8) * size + tiny * (1 + scale) * (d + 1)
+    off = (u * (d + 8) + lost) * size + tiny * (1 + scale) * (d + 1)
     if head.softcap is not None:
         x = y / head.softcap
         slope = 1 / np.cosh(x) ** 2
@@ -131,7 +136,9 @@ def _of_head(
     D_off = D_off + o_tiny * np.abs(do).sum(axis=1, keepdims=True) + tiny * p
     inner = dP + D + dlse
     dy = P * inner
-    dy_off = np.where(seen, P_off * inner + (P + P_off) * (sums * dP + D_off + tiny * p), 0)
+    dy_off = np.where(
+        seen, P_off * inner + (P + P_off) * ((sums + lost) * dP + D_off + tiny * p), 0
+    )
     dy_off = dy_off + 8 * u * dy
     ds, ds_off = dy * slope, dy_off * (slope + slope_error) + dy * slope_error
     a, b = np.abs(q), np.abs(k)
@@ -139,11 +146,11 @@ def _of_head(
     total = np.abs(dlse) + D
 
     def rounded(x: Array, off: Array) -> tuple[Array, Array]:
-        """Add what rounding to a factor of the tensor cores leaves."""
+        """Add what rounding to a factor of the tensor cores leaves, and products with it."""
         if factors is None:
-            return x, off
-        lost = float(factors.eps) * (x + off) + float(factors.smallest_subnormal)
-        return x, np.where(seen, off + lost, 0)
+            return x, off + lost * (x + off)
+        rest = float(factors.eps) * (x + off) + float(factors.smallest_subnormal)
+        return x, np.where(seen, off + rest, 0)
 
     def both(make: Any, first: Array, second: Array) -> tuple[Array, Array]:
         return make(first), make(second)
@@ -154,7 +161,9 @@ def _of_head(
         "v": both(lambda w: w.T @ np.abs(do), *rounded(P, P_off)),
         "bias": (dy, dy_off),
         "alibi_slopes": both(lambda w: (w * distance).sum(keepdims=True), dy, dy_off),
-        "scale": both(lambda w: (w * products).sum(keepdims=True), ds, ds_off + u * (d + 8) * ds),
+        "scale": both(
+            lambda w: (w * products).sum(keepdims=True), ds, ds_off + (u * (d + 8) + lost) * ds
+        ),
         "sinks": (
             (P_sink * total).sum(keepdims=True),
             (sink_off * total + (P_sink + sink_off) * D_off).sum(keepdims=True),

@@ -67,10 +67,10 @@ class Backward:
             wrt = tuple(chosen or names)
         return cls(arrays, do, dlse, wrt)
 
-    def check(self, found: dict[str, Array], family: str | None = None) -> float:
+    def check(self, found: dict[str, Array], family: str | None = None, lost: float = 0.0) -> float:
         """Raise AssertionError unless the gradients are right; return the worst error / bound.
 
-        `family` is that of the kernels.
+        `family` is that of the kernels, `lost` what their products may be off by themselves.
         """
         arguments = {name: x.numpy() for name, x in self.arrays.inputs().items()}
         do, dtype = self.do.numpy(), result_dtype(self.arrays.case)
@@ -81,7 +81,7 @@ class Backward:
         arguments |= self.arrays.options()
         dtypes = {name: x.dtype for name, x in found.items()}
         given = np.zeros(do.shape[:-1]) if dlse is None else dlse
-        allowed = bounds(arguments, do, given, exact, dtype, dtypes, family)
+        allowed = bounds(arguments, do, given, exact, dtype, dtypes, family, lost)
         worst = 0.0
         for name in self.wrt:
             want = getattr(exact, name)

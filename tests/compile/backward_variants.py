@@ -16,7 +16,7 @@ from cupy_flash.backward.variant import BackwardVariant, StatisticsVariant, SumV
 from cupy_flash.device import assumed
 from cupy_flash.options import check_options
 from cupy_flash.problem import make_problem
-from cupy_flash.select import HEAD_DIM_BUCKETS
+from cupy_flash.select import HEAD_DIM_BUCKETS, SPLIT_HEAD_DIMS
 from cupy_flash.source import ELEMENT_TYPES, AnyVariant
 
 ROWS, KEYS = 100, 90
@@ -91,6 +91,16 @@ FAMILIES: dict[str, Axes] = {
         "options": tuple(OPTIONS),
         "arch": (90,),
     },
+    # float32 by warpgroups, with every pass and set of options.
+    "simt groups": {
+        "dtypes": DTYPES[2:3],
+        "d": SPLIT_HEAD_DIMS,
+        "p": SPLIT_HEAD_DIMS,
+        "pass": tuple(PASSES),
+        "options": tuple(OPTIONS),
+        "precision": (None, "tf32"),
+        "arch": (90,),
+    },
 }
 
 
@@ -99,6 +109,10 @@ def rows(family: str) -> list[Row]:
     axes = FAMILIES[family]
     if "d" not in axes:
         return cover(axes)
+    if family == "simt groups":
+        plain = {"options": "plain", "precision": None}
+        settings = itertools.product(("q", "kv", "k", "v"), axes["d"], axes["p"])
+        return cover(axes, [plain | {"pass": x, "d": d, "p": p} for x, d, p in settings])
     dtypes = DTYPES[2:4] if family == "simt" else DTYPES[1:2]
     settings = itertools.product(dtypes, axes["d"], ("q", "kv"))
     plain = {"options": "plain", "arch": 90} | ({"unit": 16} if "unit" in axes else {})
@@ -130,7 +144,10 @@ def variant(family: str, row: Row) -> BackwardVariant:
     if "bias" in given:
         arrays["bias"] = _shape(*given["bias"])
     others = {name: x for name, x in given.items() if name not in arrays}
-    options = check_options(**{"offset": 0} | others, **arrays, kernel=family.split()[0])
+    precision = row.get("precision")
+    options = check_options(
+        **{"offset": 0} | others, **arrays, precision=precision, kernel=family.split()[0]
+    )
     shapes = {"q": (2, 4, ROWS, d), "k": (2, 2, KEYS, d), "v": (2, 2, KEYS, p)}
     infos = {
         name: _shape(dtype, shape)
@@ -171,6 +188,8 @@ def name(variant: BackwardVariant) -> str:
     """Return what a kernel computes and by which tile; the rest of its name is the forward's."""
     tile = variant.tile
     shape = f"{tile.block_m}x{tile.block_n}"
+    if variant.family == "simt" and tile.groups:
+        shape += " groups"
     if variant.family == "sm80":
         how = "groups" if tile.groups else f"split:{tile.split}"
         shape += f"/{tile.chunk_n} stages:{tile.stages} {how}"

@@ -46,6 +46,10 @@ MOST_BACKWARD_STACK = 192
 # d = 32 with options.
 MOST_MATRIX_STACK = 64
 
+# The same of float32 gradients by warpgroups: dk and dv in one pass 8 bytes, dk at d = 128 with
+# options 8 or 16, passes that leave sums or pairs beside gradients the most.
+MOST_SPLIT_STACK = 64
+
 each_compiler = pytest.mark.parametrize(
     "version",
     [pytest.param(version, marks=pytest.mark.needs_nvrtc(version)) for version in versions()],
@@ -77,6 +81,11 @@ def test_what_may_spill() -> None:
             if "stack" not in found:
                 continue
             variant = kernels[key]
+            if isinstance(variant, BackwardVariant) and variant.family == "simt":
+                most = MOST_SPLIT_STACK if variant.tile.groups else MOST_MATRIX_STACK
+                assert found["stack"] <= most
+                assert variant.tile.groups or variant.tile.matrix
+                continue
             if variant.tile.matrix:
                 assert found["stack"] <= MOST_MATRIX_STACK
                 continue

@@ -8,7 +8,8 @@ SIMT = "backward_simt.cuh"
 LOADS = "simt_backward_loads.cuh"
 PAIRS = "simt_backward_pairs.cuh"
 GRADIENTS = "simt_backward_gradients.cuh"
-NAIVE = "backward_naive.cuh"
+ENTRIES = "simt_backward_entries.cuh"
+NAIVE = "naive_gradients.cuh"
 PAIR = "backward_pair.cuh"
 
 # The key says what is wrong with the mutant.
@@ -54,7 +55,10 @@ BACKWARD_MUTANTS = {
         SIMT, "needs_care<Config>(G.finite())", "false", ["hidden NaN"]
     ),
     "only the first gradient is looked at": Mutant(
-        GRADIENTS, "::finite(first) && ::finite(second)", "::finite(first)", ["hidden NaN of dO"]
+        GRADIENTS,
+        "&& (!Config::kSecond || ::finite(r, second))",
+        "&& (!Config::kSecond || Config::kFirst || ::finite(r, second))",
+        ["hidden NaN of dO"],
     ),
     "hidden pairs aren't left out": Mutant(
         NAIVE,
@@ -74,7 +78,7 @@ BACKWARD_MUTANTS = {
         ["shared bias"],
     ),
     "pairs that nobody comes to aren't cleared": Mutant(
-        SIMT, "Config::kPairs && work.first", "false", ["shared bias"]
+        ENTRIES, "Config::kPairs && work.first", "false", ["shared bias"]
     ),
     "rows beyond the end are stored": Mutant(GRADIENTS, "if (own >= tile.end) continue;", ""),
     "columns beyond the end are stored": Mutant(GRADIENTS, "(c) < count) {", "(c) < 999) {"),
@@ -106,12 +110,16 @@ BACKWARD_MUTANTS = {
         ["many keys"],
     ),
     "what spans hold isn't looked at": Mutant(
-        GRADIENTS, "were_finite && ", "", ["hidden NaN of many rows"]
+        GRADIENTS,
+        "(broken >> r & 1u) == 0 && (",
+        "(",
+        ["hidden NaN of many rows"],
     ),
     "only the last span before the end is looked at": Mutant(
         GRADIENTS,
-        "were_finite = finite();",
-        "were_finite = ::finite(first) && ::finite(second);",
+        "broken |= static_cast<unsigned>(!finite(r)) << r;",
+        "broken = (r > 0 ? broken : 0) | static_cast<unsigned>(!(::finite(r, first) && "
+        "::finite(r, second))) << r;",
         ["hidden NaN of many rows"],
     ),
     "sums that are computed again are added": Mutant(
@@ -142,12 +150,12 @@ BACKWARD_MUTANTS = {
     ),
     "rows don't take turns": Mutant(PAIRS, "X(kRows - 1, j) = front;", "", ["mask"]),
     "the next entry is told while the last one is read": Mutant(
-        SIMT,
+        ENTRIES,
         "  __syncthreads();\n  if (threadIdx.x == 0) {\n    const Params& forward",
         "  if (threadIdx.x == 0) {\n    const Params& forward",
         ["slopes of heads"],
     ),
     "a sum of the last entry stays": Mutant(
-        SIMT, "*block.sums_of(block.row_of(r)) = {};", "{}", ["slopes of heads"]
+        ENTRIES, "*block.sums_of(block.row_of(r)) = {};", "{}", ["slopes of heads"]
     ),
 }

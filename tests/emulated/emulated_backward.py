@@ -52,6 +52,7 @@ def attention_backward(
     folder: Path | None = None,
     strict: bool = True,
     arch: int = 90,
+    precision: str | None = None,
     grid: int | None = None,
     block_order: int = 0,
     launches: bool = True,
@@ -75,7 +76,7 @@ def attention_backward(
         hosts["dlse"] = call.dlse.numpy()
     infos = {name: as_cupy(describe(name, x)) for name, x in (hosts | small).items()}
     options |= {name: infos.pop(name) for name in small}
-    checked = check_options(**options, return_lse=True, kernel=kernel)
+    checked = check_options(**options, return_lse=True, precision=precision, kernel=kernel)
     targets: dict[str, Strided] = {}
     for name in wrt:
         source = np.zeros((), accumulate) if name == "scale" else (hosts | small)[name]

@@ -37,7 +37,14 @@ __all__ = [
     "run_isolated",
 ]
 
-SCHEDULES = {"forward": 0, "backward": 1, "random": 2, "greedy": 3, "greedy backward": 4}
+SCHEDULES = {
+    "forward": 0,
+    "backward": 1,
+    "random": 2,
+    "greedy": 3,
+    "greedy backward": 4,
+    "greedy random": 5,
+}
 """Name and number of each order in which a block's threads may run."""
 
 LANDINGS = {"late": 0, "early": 1}
@@ -164,11 +171,12 @@ class EmulatedKernel:
             The global memory that the kernel may touch. The caller keeps it alive.
         schedule : int, default 0
             In which order a block's threads run; see ``SCHEDULES``. 0 to 2 take turns at every
-            warp collective (in order, in reverse, at random); 3 and 4 run one warp up to the
-            block's next barrier before the next warp moves, from the first or the last warp.
+            warp collective (in order, in reverse, at random); 3 to 5 run one warp up to the
+            block's next barrier before the next warp moves, from the first one, the last one, or
+            at random.
             Within a warp, lanes run one after another, last to first in 1 and 4.
         seed : int, default 0
-            Of schedule 2, and of block order 2.
+            Of schedules 2 and 5, and of block order 2.
         max_steps : int
             Bound on the waits and checked accesses of one block, against endless loops.
         flush_subnormals : bool

@@ -41,14 +41,26 @@ def assert_same_bits(got: dict[str, Array], want: dict[str, Array], what: str) -
         assert got[name].tobytes() == x.tobytes(), f"{what}: other bits of d{name}"
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_schedules_and_grids_give_the_same_bits_with_all_options(kernel: str) -> None:
-    case = replace(PLAIN, **ALL)
+# By FMA, on float64's tensor cores, by warpgroups.
+ALL_BY = [
+    ("naive", 90, "float32", 20),
+    ("simt", 86, "float32", 20),
+    ("simt", 80, "float32", 60),
+    ("simt", 90, "float64", 20),
+    ("simt", 90, "float32", 60),
+]
+
+
+@pytest.mark.parametrize(("kernel", "arch", "dtype", "d"), ALL_BY)
+def test_schedules_and_grids_give_the_same_bits_with_all_options(
+    kernel: str, arch: int, dtype: str, d: int
+) -> None:
+    case = replace(PLAIN, **ALL, dtypes=(dtype,) * 3, d=d)
     call = Backward.of(case, names_of(case))
-    want = run(call, kernel)
+    want = run(call, kernel, arch=arch)
     call.check(want)
     for schedule, grid in ((0, 1), (1, 3), (2, None), (3, 3), (4, 1)):
-        got = run(call, kernel, schedule=schedule, grid=grid)
+        got = run(call, kernel, schedule=schedule, grid=grid, arch=arch)
         assert_same_bits(got, want, f"schedule {schedule}, {grid} blocks")
 
 

@@ -16,7 +16,8 @@ enum class Schedule : int {
   backward = 1,        // the same from the last warp and the last lane
   random = 2,          // the same in an order drawn anew each round
   greedy = 3,          // each warp up to the next block barrier: the largest skew
-  greedy_backward = 4  // the same from the last warp and the last lane
+  greedy_backward = 4, // the same from the last warp and the last lane
+  greedy_random = 5    // the same in an order drawn anew each round
 };
 
 class Block {
@@ -33,7 +34,7 @@ class Block {
     named_barriers.clear();
     for (unsigned i = 0; i < warps_ * kLanes; ++i) start_thread(i, thread_entry);
     for (;;) {
-      if (schedule_ == Schedule::random) shuffle_order();
+      if (schedule_ == Schedule::random || schedule_ == Schedule::greedy_random) shuffle_order();
       for (unsigned i = 0; i < warps_; ++i)
         if (!run_warp(order_[i])) return false;
       if (any_warp_ready()) continue;
@@ -59,7 +60,7 @@ class Block {
   }
 
   bool runs_greedily() const {
-    return schedule_ == Schedule::greedy || schedule_ == Schedule::greedy_backward;
+    return schedule_ >= Schedule::greedy;
   }
 
   static const Stop& warp_stop(unsigned w) { return state.threads[w * kLanes].stop; }
@@ -118,6 +119,9 @@ class Block {
   static void describe(char* text, size_t bytes, const Stop& stop) {
     if (stop.status == Status::exited)
       snprintf(text, bytes, "exited");
+    else if (stop.status == Status::at_named_barrier)
+      snprintf(text, bytes, "wait at %s (%s:%d) for barrier %u", stop.name, stop.site.file, stop.site.line,
+               barrier_of(stop.bytes));
     else
       snprintf(text, bytes, "wait at %s (%s:%d)", stop.name, stop.site.file, stop.site.line);
   }
@@ -136,6 +140,7 @@ class Block {
 
   // Hardware counts exited threads as arrived; a kernel here that relies on it has a bug.
   bool release_barrier() {
+    if (!nobody_waits_in_vain()) return false;
     for (unsigned w = 0; w < warps_; ++w) {
       if (warp_stop(w).status == Status::at_barrier && warp_stop(w).matches(warp_stop(0))) continue;
       char first[kMessageBytes / 4];
@@ -147,6 +152,28 @@ class Block {
       return false;
     }
     for (unsigned w = 0; w < warps_; ++w) release_warp(w);
+    return true;
+  }
+
+  // No warp is ready: whom a named barrier keeps nobody lets go.
+  bool nobody_waits_in_vain() const {
+    for (unsigned w = 0; w < warps_; ++w) {
+      const Stop& stop = warp_stop(w);
+      if (stop.status != Status::at_named_barrier) continue;
+      const unsigned barrier = barrier_of(stop.bytes);
+      char others[kMessageBytes / 2] = "";
+      for (unsigned other = 0, used = 0; other < warps_ && used + 1 < sizeof others; ++other) {
+        if (warp_stop(other).matches(stop)) continue;
+        char where[kMessageBytes / 4];
+        describe(where, sizeof where, warp_stop(other));
+        used += snprintf(others + used, sizeof others - used, "; warp %u %s", other, where);
+      }
+      char where[kMessageBytes / 4];
+      describe(where, sizeof where, stop);
+      record_failure("deadlock: threads of warp %u %s, to which %u of %u threads have come%s", w, where,
+                     named_barriers.arrived(barrier), threads_of(stop.bytes), others);
+      return false;
+    }
     return true;
   }
 

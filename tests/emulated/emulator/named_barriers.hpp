@@ -25,6 +25,9 @@ class NamedBarriers {
     return nullptr;
   }
 
+  // How many threads have come to a barrier since it was met last.
+  unsigned arrived(unsigned barrier) const { return barriers_[barrier].arrived; }
+
   // A barrier at which warps have arrived whom nobody met; kCount if there is none.
   unsigned unmet() const {
     unsigned barrier = 0;
