@@ -37,7 +37,10 @@ BACKWARD_MUTANTS = {
         PAIR, "entry.head / forward.group", "entry.head % forward.group", ["heads"]
     ),
     "the last entry that shares is left out": Mutant(
-        SIMT, "share < params.shares;", "share < params.shares - 1;", ["heads"]
+        ENTRIES,
+        "share < params.shares; ++share) {\n        begin_entry",
+        "share < params.shares - 1; ++share) {\n        begin_entry",
+        ["heads"],
     ),
     "only the first chunk of others is summed": Mutant(
         LOADS,
@@ -52,7 +55,7 @@ BACKWARD_MUTANTS = {
         PAIR, "Wanted<Config>::kScores && pair.P != A(0)", "Wanted<Config>::kScores", ["hidden NaN"]
     ),
     "nothing is computed again": Mutant(
-        SIMT, "needs_care<Config>(G.finite())", "false", ["hidden NaN"]
+        ENTRIES, "needs_care<Config>(G.finite())", "false", ["hidden NaN"]
     ),
     "only the first gradient is looked at": Mutant(
         GRADIENTS,
@@ -123,7 +126,7 @@ BACKWARD_MUTANTS = {
         ["hidden NaN of many rows"],
     ),
     "sums that are computed again are added": Mutant(
-        SIMT,
+        ENTRIES,
         "      G.clear();",
         "      G.first.clear(), G.second.clear();\n      if (!careful) G.clear();",
         ["hidden NaN of many rows"],

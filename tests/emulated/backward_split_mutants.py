@@ -95,7 +95,10 @@ BACKWARD_SPLIT_MUTANTS: dict[str, Mutant] = {
         SPLIT, "if (!Config::kSecond && !last) arrive<kThreads>(kFree[2]);", "", ["k"]
     ),
     "the last place of an entry is freed": Mutant(
-        SPLIT, "if (!last) arrive<kThreads>(kFree[1])", "arrive<kThreads>(kFree[1])", ["rows"]
+        SPLIT,
+        "G.first);\n      if (!last) arrive<kThreads>(kFree[1])",
+        "G.first);\n      arrive<kThreads>(kFree[1])",
+        ["rows"],
     ),
     "the last place of dv is freed": Mutant(
         SPLIT,
