@@ -35,7 +35,9 @@ class Given:
         return self.array
 
 
-def emulated_path(kernel: str, folder: Path | None = None, strict: bool = True) -> GradientPath:
+def emulated_path(
+    kernel: str, folder: Path | None = None, strict: bool = True, arch: int = 90
+) -> GradientPath:
     schedules = itertools.cycle(SCHEDULES)
 
     def gradients(
@@ -62,7 +64,7 @@ def emulated_path(kernel: str, folder: Path | None = None, strict: bool = True) 
         )
         arrays = Arrays(case, Given(q), Given(k), Given(v), **lengths, **small)
         call = Backward(arrays, Given(do), None if dlse is None else Given(dlse), wrt)
-        how = {"schedule": next(schedules), "folder": folder, "strict": strict}
+        how = {"schedule": next(schedules), "folder": folder, "strict": strict, "arch": arch}
         return attention_backward(call, kernel, **how).found
 
     return GradientPath(gradients, kernel)

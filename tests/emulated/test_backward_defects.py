@@ -16,7 +16,7 @@ from emulated_gradients import emulated_path
 from emulation import run_isolated
 from gradient_probes import PROBES
 from problems import Case
-from test_planted_defects import CAUGHT
+from test_planted_defects import CAUGHT, arch_of
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
 
@@ -64,12 +64,19 @@ def build(name: str) -> Backward:
 def battery(kernel: str, cases: Sequence[str], folder: Path | None) -> None:
     for name in cases:
         if name in PROBES:
-            PROBES[name](emulated_path(kernel, folder, strict=False), "float32", 20, 24)
+            path = emulated_path(kernel, folder, strict=False, arch=arch_of(kernel))
+            PROBES[name](path, "float32", 20, 24)
             continue
         call = build(name)
         for schedule, grid in ((0, None), (3, 1), (4, 1)):
             result = attention_backward(
-                call, kernel, schedule=schedule, folder=folder, strict=False, grid=grid
+                call,
+                kernel,
+                arch=arch_of(kernel),
+                schedule=schedule,
+                folder=folder,
+                strict=False,
+                grid=grid,
             )
             call.check(result.found)
 
