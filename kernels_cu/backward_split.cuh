@@ -1,4 +1,4 @@
-// The gradients of float32 attention by warpgroups (wgmma), d and p of 33 to 128.
+// The gradients of float32 attention by warpgroups (wgmma), d and p to 128.
 //
 // A group has 64 own rows or keys. Both operands of the others have one place each in shared memory, which the
 // provider fills again as soon as the groups are done with it: dP comes before the scores, for V, or dO, is free first.

@@ -1,4 +1,4 @@
-// Attention of float32 by warpgroups (wgmma), d and p of 33 to 128.
+// Attention of float32 by warpgroups (wgmma), d and p to 128.
 //
 // The provider brings K and V and splits them, each into its one place in shared memory, while the groups use the
 // other one. Roles meet at named barriers.
