@@ -22,10 +22,10 @@ e = 2**-24 (2**-53 for float64):
   delta, and what converting a sink rounds takes part in the maximum.
 
 That is of chains of fused multiply-adds. Where the tensor cores multiply float32 in parts, a sum of
-t products may be off by ``x(t)`` of its magnitude more, as `cupy_flash.products` derives: a score
+t products may be off by ``x(t)`` of its magnitude more, as ``cupy_flash.products`` derives: a score
 by ``x(d) S``, in delta and for lse, and an output by ``x(min(n, 64)) A``, for a tile of keys is
 summed there and added outside. ``x(t)`` is ``(1 + 3 ceil(t / 16)) e`` of six bfloat16 products,
-and of three, with ``precision="tf32"``, 2**-15 more. `Reference.products` says which.
+and of three, with ``precision="tf32"``, 2**-15 more. ``Reference.products`` says which.
 
 Kernels flush float32 numbers below 2**-126 to zero, inputs, sums and results alike (CuPy compiles
 with -ftz=true); what that can lose is added, and is nothing for ordinary data. P carries a factor

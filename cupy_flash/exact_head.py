@@ -5,7 +5,7 @@ exact result in place of the rounded one, which changes the step's own rounding 
 
 * a score ``s = scale * q @ k`` of magnitude ``S = scale * sum |q_x k_x|`` has an error of
   ``e (d / 2 + 4) S`` where it moves a weight, and of ``e (3 sqrt(d) + 4) S`` where it moves lse
-  (`accuracy` says why), and on the tensor cores of what `cupy_flash.products` derives in both;
+  (`accuracy` says why), and on the tensor cores of what ``cupy_flash.products`` derives in both;
 * ``c * tanh(s / c)``: the slope of tanh is at most 1 and falls on both sides of 0, so an error r
   of s moves the result by at most ``c * (tanh(|s| / c) - tanh((|s| - r) / c))``. tanh itself is off
   by 4 ulp (8 e) at most, c and the product round once each; the division by c is part of the scale.

@@ -89,7 +89,7 @@ def attention(
         float16, bfloat16 or float32 are computed in float64, float64 in `numpy.longdouble`.
     products : Products
         What multiplies in the kernel whose errors are to be bounded: one of those of
-        `cupy_flash.products`. It changes no result.
+        ``cupy_flash.products``. It changes no result.
 
     Returns
     -------

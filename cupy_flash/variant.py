@@ -119,7 +119,7 @@ class Variant:
 
     @property
     def code(self) -> str:
-        """How its function and its source file are named, after forward_ or backward_."""
+        """How its function and its source file are named, without its pass."""
         return "split" if self.family == "simt" and self.tile.groups else self.family
 
     @property

@@ -70,7 +70,7 @@ class BackwardVariant:
 
     @property
     def code(self) -> str:
-        """How its function and its source file are named, after backward_."""
+        """How its function and its source file are named, without its pass."""
         return "matrix" if self.tile.matrix else self.forward.code
 
     @property
