@@ -65,7 +65,7 @@ __device__ __forceinline__ void add_entry_by_matrix(const BackwardParams& params
     wait_for_copies();
     if constexpr (!kBoth) copy_others<kEarly, Config>(params, block, other + Block::kBlockN);
     if constexpr (Block::kScores) block.product_of_columns(block.template own<1>(), block.template others<1>(), X);
-    block.write_pairs(X);
+    write_elements(block, block.pairs(), X);
     TilePairs<Config, Block>(params, block, other).compute(dP);
     block.meet_rows();
     if (ScoreArrays<Config>::kHide && careful) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void add_entry_by_matrix(const BackwardParams& params
     if constexpr (kBoth) {
       __syncthreads();
       copy_others<kEarly, Config>(params, block, other + Block::kBlockN);
-      block.write_pairs(dP);
+      write_elements(block, block.pairs(), dP);
       block.meet_rows();
     }
     if constexpr (Config::kFirst) {

@@ -63,7 +63,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
           then_second();
         }
       });
-      block.write_pairs(X);
+      write_elements(block, block.pairs(), X);
     }
     typename Block::Pairs dP;
     if constexpr (kScores) columns2.multiply(other, dP, then_second);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void add_entry(const BackwardParams& params, const Bl
     // Read by other lanes after the barrier that the first chunk needs.
     if constexpr (kSecond) {
       rows2.multiply(other, careful, G.second, then_first);
-      if constexpr (kFirst) block.write_pairs(dP);
+      if constexpr (kFirst) write_elements(block, block.pairs(), dP);
     }
     if constexpr (kFirst) rows1.multiply(other, careful, G.first, next_tile);
   }

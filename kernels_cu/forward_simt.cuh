@@ -81,7 +81,7 @@ __device__ __forceinline__ void attend(const Params& params, const Schedule<Conf
     softmax.update(S, alpha);
     scale_rows(O, alpha);
     // Read by other lanes after the barrier that V's first chunk needs.
-    block.write_p(S);
+    write_elements(block, block.P, S);
     const int count = static_cast<int>(
         minimum(keys.end - key, static_cast<long long>(Block::kBlockN)));
     for (int j = 0; j < count; j += Block::kChunkN) {

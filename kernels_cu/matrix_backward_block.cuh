@@ -12,8 +12,6 @@ template <class Config>
 struct MatrixGradientBlock : ThreadsOf<Config> {
   using A = typename Config::Accumulate;
   using Threads = ThreadsOf<Config>;
-  using Threads::other_of;
-  using Threads::row_of;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
   static constexpr int kThreads = Config::kThreadsM * Config::kThreadsN;
@@ -76,15 +74,6 @@ struct MatrixGradientBlock : ThreadsOf<Config> {
       __syncwarp();
     } else {
       __syncthreads();
-    }
-  }
-
-  // The thread's elements of the tile of pairs.
-  __device__ __forceinline__ void write_pairs(Pairs& X) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kOthers; ++j) *pairs().at(row_of(r), other_of(j)) = X(r, j);
     }
   }
 };

@@ -45,8 +45,6 @@ template <class Config>
 struct GradientBlock : SimtThreads<typename Config::Accumulate, Config::kThreadsM, Config::kThreadsN> {
   using A = typename Config::Accumulate;
   using Threads = SimtThreads<A, Config::kThreadsM, Config::kThreadsN>;
-  using Threads::other_of;
-  using Threads::row_of;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
   static constexpr int kThreadsM = Config::kThreadsM;
@@ -115,13 +113,4 @@ struct GradientBlock : SimtThreads<typename Config::Accumulate, Config::kThreads
   }
 
   static __device__ __forceinline__ long long tile_of(long long other) { return tile_of_others<kBlockN>(other); }
-
-  // The thread's elements of the tile of pairs.
-  __device__ __forceinline__ void write_pairs(Pairs& X) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kOthers; ++j) *pairs().at(row_of(r), other_of(j)) = X(r, j);
-    }
-  }
 };

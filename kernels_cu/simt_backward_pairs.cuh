@@ -55,9 +55,9 @@ struct TilePairs {
   // The same of products in registers.
   __device__ __forceinline__ void compute(typename Block::Pairs& X, typename Block::Pairs& dP) const {
     if constexpr (Block::kTurns) {
-      block.write_pairs(X);
+      write_elements(block, block.pairs(), X);
       compute(dP);
-      block.read_pairs(X);
+      read_elements(block, block.pairs(), X);
     } else {
       const OfTile of_tile(*this);
 #pragma unroll

@@ -13,7 +13,6 @@ template <class Config>
 struct SimtBlock : ThreadsOf<Config> {
   using A = typename Config::Accumulate;
   using Threads = ThreadsOf<Config>;
-  using Threads::row_of;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
   static constexpr int kThreadsM = Config::kThreadsM;
@@ -74,22 +73,6 @@ struct SimtBlock : ThreadsOf<Config> {
   }
 
   __device__ __forceinline__ int key_of(int j) const { return this->other_of(j); }
-
-  // The thread's elements of P.
-  __device__ __forceinline__ void write_p(Scores& S) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kKeys; ++j) *P.at(row_of(r), key_of(j)) = S(r, j);
-    }
-  }
-  __device__ __forceinline__ void read_p(Scores& S) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kKeys; ++j) S(r, j) = *P.at(row_of(r), key_of(j));
-    }
-  }
 
   // Of the j-th key of the stage.
   __device__ __forceinline__ void clear_value(int j) const { clear_row(V, j); }

@@ -35,7 +35,7 @@ __device__ __forceinline__ void score_and_hide(const Block& block, const TileMas
                                                typename Block::A place,
                                                typename Block::Scores& S) {
   using A = typename Block::A;
-  block.write_p(S);
+  write_elements(block, block.P, S);
   ScoreElements<A> of_key[Block::kKeys];
 #pragma unroll
   for (int j = 0; j < Block::kKeys; ++j) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void score_and_hide(const Block& block, const TileMas
           score(*element, found.bias, row_place - static_cast<A>(key)), inside && found.visible);
     }
   }
-  block.read_p(S);
+  read_elements(block, block.P, S);
 }
 
 // Zeroes the values in the stage, those from key `key` on, of keys that no row of the block sees. Where

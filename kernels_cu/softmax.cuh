@@ -140,19 +140,23 @@ struct OnlineSoftmax {
     }
   }
 
-  // Whether a thread's share of a row's sums is finite.
+  // Whether a thread's share of the sums is finite: 0 times anything else isn't 0.
+  template <class Tile>
+  __device__ __forceinline__ bool finite(Tile& O) const {
+    A zero = A(0);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      zero = multiply_add(l[r], A(0), zero);
+#pragma unroll
+      for (int c = 0; c < Tile::kColumns; ++c) zero = multiply_add(O(r, c), A(0), zero);
+    }
+    return zero == A(0);
+  }
+
+  // The same of a row's.
   template <class Tile>
   __device__ __forceinline__ bool finite(int r, Tile& O) const {
     return l[r] * A(0) == A(0) && ::finite(r, O);
-  }
-
-  // The same of all its rows.
-  template <class Tile>
-  __device__ __forceinline__ bool finite(Tile& O) const {
-    bool all = true;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) all = finite(r, O) && all;
-    return all;
   }
 
   // Whether the row has seen no key: the largest weight is p_scale, and so is l at least, or NaN.

@@ -20,8 +20,6 @@ struct SplitGradientBlock : SplitRoles<Config, kGradientProviderRegisters<Config
   using A = float;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
-  using Roles::other_of;
-  using Roles::row_of;
   static constexpr int kHeadDim = Config::kHeadDim;
   static constexpr int kHeadDimV = Config::kHeadDimV;
   static constexpr int kTerms = Roles::kTerms;
@@ -74,20 +72,4 @@ struct SplitGradientBlock : SplitRoles<Config, kGradientProviderRegisters<Config
     return reinterpret_cast<Sums*>(shared_memory() + kSumsOffset) + row;
   }
   static __device__ __forceinline__ long long tile_of(long long other) { return tile_of_others<kBlockN>(other); }
-
-  // The thread's elements of the tile of pairs.
-  __device__ __forceinline__ void write_pairs(Pairs& X) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kOthers; ++j) *pairs().at(row_of(r), other_of(j)) = X(r, j);
-    }
-  }
-  __device__ __forceinline__ void read_pairs(Pairs& X) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kOthers; ++j) X(r, j) = *pairs().at(row_of(r), other_of(j));
-    }
-  }
 };

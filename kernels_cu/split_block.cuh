@@ -17,7 +17,6 @@ struct SplitBlock : SplitRoles<Config, Config::kTf32 ? 104 : 72> {
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
   using Roles::other_of;
-  using Roles::row_of;
   static constexpr int kHeadDim = Config::kHeadDim;
   static constexpr int kHeadDimV = Config::kHeadDimV;
   static constexpr int kChunkN = kBlockN;
@@ -47,22 +46,6 @@ struct SplitBlock : SplitRoles<Config, Config::kTf32 ? 104 : 72> {
   __device__ __forceinline__ KTile K() const { return {shared + QTile::kBytes}; }
   __device__ __forceinline__ VTile V() const { return {shared + QTile::kBytes + KTile::kBytes}; }
   __device__ __forceinline__ int key_of(int j) const { return other_of(j); }
-
-  // The thread's elements of the tile of pairs.
-  __device__ __forceinline__ void write_p(Scores& S) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kKeys; ++j) *P.at(row_of(r), key_of(j)) = S(r, j);
-    }
-  }
-  __device__ __forceinline__ void read_p(Scores& S) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kKeys; ++j) S(r, j) = *P.at(row_of(r), key_of(j));
-    }
-  }
 
   __device__ __forceinline__ void clear_value(int j) const { V().clear(j); }
 };

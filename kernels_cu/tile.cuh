@@ -34,6 +34,24 @@ struct SharedTile {
   }
 };
 
+// A thread's elements of a tile in shared memory that its threads share by own and others, from and to registers.
+template <class Threads, class Tile, class Elements>
+__device__ __forceinline__ void write_elements(const Threads& threads, const Tile& tile, Elements& X) {
+#pragma unroll
+  for (int r = 0; r < Elements::kRows; ++r) {
+#pragma unroll
+    for (int j = 0; j < Elements::kColumns; ++j) *tile.at(threads.row_of(r), threads.other_of(j)) = X(r, j);
+  }
+}
+template <class Threads, class Tile, class Elements>
+__device__ __forceinline__ void read_elements(const Threads& threads, const Tile& tile, Elements& X) {
+#pragma unroll
+  for (int r = 0; r < Elements::kRows; ++r) {
+#pragma unroll
+    for (int j = 0; j < Elements::kColumns; ++j) X(r, j) = *tile.at(threads.row_of(r), threads.other_of(j));
+  }
+}
+
 // Zeroes a row.
 template <class A, int kColumns, int kPad>
 __device__ __forceinline__ void clear_row(const SharedTile<A, kColumns, kPad>& tile, int row) {

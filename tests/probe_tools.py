@@ -82,12 +82,6 @@ def bounds(arrays: list[Array], options: dict[str, Any], family: str | None) -> 
     )
 
 
-def is_row(got: Array, want: Array, family: str | None) -> bool:
-    """Whether results are rows of v, but for what products of float32 in parts may lose."""
-    off = loosest(family, want.dtype.name).lost * np.abs(want.astype(np.float64))
-    return bool((np.abs(got.astype(np.float64) - want.astype(np.float64)) <= off).all())
-
-
 def edges(size: int, step: int = 32) -> Array:
     """Return the places within one of a multiple of `step`, and the last one."""
     near = {at + by for at in range(0, size + 1, step) for by in (-1, 0, 1)}

@@ -28,12 +28,12 @@ SIMT_TILES = {
 }
 
 
-def _matrix(own: int, others: int, *, parts: int = 1, blocks: int = 1) -> Tile:
+def _matrix(own: int, others: int, *, parts: int = 1) -> Tile:
     """Return a tile whose warps multiply 16 own rows each on the float64 tensor cores.
 
     `parts` warps share own rows, and columns of what they multiply among them.
     """
-    return Tile(own, others, own // 2, 4 * parts, blocks=blocks, matrix=True)
+    return Tile(own, others, own // 2, 4 * parts, matrix=True)
 
 
 # The same of float64 on the tensor cores, the fastest first: the first is taken whose shared memory

@@ -149,7 +149,7 @@ BACKWARD_MUTANTS = {
     ),
     # Between threads.
     "lanes read dx before it is written": Mutant(
-        SIMT, "if constexpr (kFirst) block.write_pairs(dP);", ""
+        SIMT, "if constexpr (kFirst) write_elements(block, block.pairs(), dP);", ""
     ),
     "rows don't take turns": Mutant(PAIRS, "X(kRows - 1, j) = front;", "", ["mask"]),
     "the next entry is told while the last one is read": Mutant(

@@ -193,9 +193,14 @@ BACKWARD_MATRIX_MUTANTS = {
         MATRIX, "compute(dP);\n    block.meet_rows();\n", "compute(dP);\n", ["wider"]
     ),
     "dS is read before all have written it": Mutant(
-        MATRIX, "write_pairs(dP);\n      block.meet_rows();\n", "write_pairs(dP);\n", ["wider"]
+        MATRIX,
+        "block.pairs(), dP);\n      block.meet_rows();\n",
+        "block.pairs(), dP);\n",
+        ["wider"],
     ),
-    "dS isn't what dk is summed of": Mutant(MATRIX, "      block.write_pairs(dP);\n", ""),
+    "dS isn't what dk is summed of": Mutant(
+        MATRIX, "      write_elements(block, block.pairs(), dP);\n", ""
+    ),
     "warps that share rows have the same columns": Mutant(
         THREADS, "8 * (j * kParts + thread_n / 4)", "8 * (j * kParts)", ["wider"]
     ),

@@ -231,9 +231,11 @@ MUTANTS = {
         "types.cuh", "bits + 0x7fffu + ((bits >> 16) & 1u)", "bits", ["bfloat16"]
     ),
     "P is kept in 16 bits": Mutant(
-        "simt_block.cuh",
-        "*P.at(row_of(r), key_of(j)) = S(r, j);",
-        "*P.at(row_of(r), key_of(j)) = to_float(Round<Float16>::from(S(r, j)));",
+        SIMT,
+        "    write_elements(block, block.P, S);",
+        "    for (auto& row : S.value)\n"
+        "      for (auto& weight : row) weight = to_float(Round<Float16>::from(weight));\n"
+        "    write_elements(block, block.P, S);",
     ),
     "l is kept in 16 bits": Mutant(
         "softmax.cuh",

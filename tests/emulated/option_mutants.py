@@ -154,9 +154,9 @@ OPTION_MUTANTS = {
         ["mask hides NaN"],
     ),
     "only O's first column is looked at": Mutant(
-        "tile.cuh",
-        "zero = multiply_add(tile(r, c), decltype(zero)(0), zero);",
-        "zero = multiply_add(tile(r, 0), decltype(zero)(0), zero);",
+        "softmax.cuh",
+        "zero = multiply_add(O(r, c), A(0), zero);",
+        "zero = multiply_add(O(0, 0), A(0), zero);",
         ["mask hides one NaN"],
     ),
     "hidden values are multiplied": Mutant(

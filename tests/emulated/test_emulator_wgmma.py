@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emulation import LANDINGS, SCHEDULES
-from record_primitives import C_COLUMNS, C_ROWS, DTYPES, LEFT, registers
+from record_primitives import A_COLUMNS, A_ROWS, C_COLUMNS, C_ROWS, DTYPES, pairs
 from tiny_kernels import kernel_of, launch, primitives
 
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.usefixtures("cxx")]
@@ -94,10 +94,9 @@ def multiply(form: str, a: Array, b: Array, **options: int) -> Array:
     dtype = "float16" if a.dtype == np.float16 else "bfloat16"
     in_shared, transposed = form == "A in shared memory", form.endswith("as it is")
     images = [panels(a)] * in_shared + [panels(b if transposed else np.ascontiguousarray(b.T))]
-    rows, columns = LEFT[dtype]
-    places = WARP_ROWS[..., None] + rows, columns
     fragments = [
-        registers(a[None, :, 16 * step : 16 * step + 16], places) for step in range(K // 16)
+        pairs(a[None, :, 16 * step : 16 * step + 16], WARP_ROWS[..., None] + A_ROWS, A_COLUMNS)
+        for step in range(K // 16)
     ]
     words = sum(x.size for x in images)
     x = np.concatenate([*images, *(fragment.reshape(-1) for fragment in fragments)])
