@@ -74,13 +74,11 @@ using Product = Warp<ProductOperand, ProductResult>;
 template <class Format>
 bool complete_multiply_accumulate(Thread* lanes) {
   const Product warp(lanes);
-  Factors a[16];  // the rows
-  Factors b[8];   // the columns
-  for (Factors& row : a) row.finite = true;
-  for (Factors& column : b) column.finite = true;
-  const auto set_pair = [](Factors& factors, unsigned k, unsigned bits) {
-    factors.set<Format>(k, bits & 0xffffu);
-    factors.set<Format>(k + 1, bits >> 16);
+  Factors<Format> a[16];  // the rows
+  Factors<Format> b[8];   // the columns
+  const auto set_pair = [](Factors<Format>& factors, unsigned k, unsigned bits) {
+    factors.bits[k] = static_cast<unsigned short>(bits);
+    factors.bits[k + 1] = static_cast<unsigned short>(bits >> 16);
   };
   ProductOperand operands[kLanes];
   for (unsigned lane = 0; lane < kLanes; ++lane) {
@@ -91,6 +89,8 @@ bool complete_multiply_accumulate(Thread* lanes) {
     for (unsigned i = 0; i < 4; ++i) set_pair(a[row + i % 2 * 8], pair + i / 2 * 8, own.a[i]);
     for (unsigned i = 0; i < 2; ++i) set_pair(b[row], pair + i * 8, own.b[i]);
   }
+  for (Factors<Format>& row : a) row.decode();
+  for (Factors<Format>& column : b) column.decode();
   for (unsigned lane = 0; lane < kLanes; ++lane) {
     const unsigned row = lane / 4;
     const unsigned pair = lane % 4 * 2;

@@ -29,33 +29,37 @@ constexpr unsigned kNaN = 0x7fffffffu;
 constexpr unsigned kInfinity = 0x7f800000u;
 constexpr unsigned kSign = 0x80000000u;
 
-// A row of a or a column of b: sign * significand * 2^(exponent - kSignificandBits). Zeros have an
+// A row of a or a column of b: significand * 2^(exponent - kSignificandBits), significands signed. Zeros have an
 // exponent that no other term's is below, so that they don't count in the largest.
+template <class Format>
 struct Factors {
   static constexpr int kSignificandBits = 10;
   static constexpr int kZeroExponent = -(1 << 12);
+  static constexpr int kExponentMask = (1 << Format::kExponentBits) - 1;
+  static constexpr int kFractionMask = (1 << Format::kFractionBits) - 1;
 
-  unsigned significand[kDepth];
+  unsigned short bits[kDepth];
+  int significand[kDepth];
   int exponent[kDepth];
-  int sign[kDepth];  // 0, or -1 for negative numbers
-  bool infinite[kDepth];
-  bool nan[kDepth];
   bool finite;  // all of them
 
-  template <class Format>
-  void set(int k, unsigned bits) {
-    constexpr int kExponentMask = (1 << Format::kExponentBits) - 1;
-    constexpr int kBias = kExponentMask / 2;
-    constexpr unsigned kFractionMask = (1u << Format::kFractionBits) - 1;
-    const int field = static_cast<int>(bits >> Format::kFractionBits) & kExponentMask;
-    const unsigned fraction = bits & kFractionMask;
-    const unsigned leading = field == 0 ? 0 : 1u << Format::kFractionBits;
-    significand[k] = (leading | fraction) << (kSignificandBits - Format::kFractionBits);
-    exponent[k] = significand[k] == 0 ? kZeroExponent : (field == 0 ? 1 : field) - kBias;
-    sign[k] = -static_cast<int>(bits >> 15 & 1u);
-    infinite[k] = field == kExponentMask && fraction == 0;
-    nan[k] = field == kExponentMask && fraction != 0;
-    finite = finite && field != kExponentMask;
+  static int field(unsigned bits) { return static_cast<int>(bits >> Format::kFractionBits) & kExponentMask; }
+  bool infinite(int k) const { return field(bits[k]) == kExponentMask && (bits[k] & kFractionMask) == 0; }
+  bool nan(int k) const { return field(bits[k]) == kExponentMask && (bits[k] & kFractionMask) != 0; }
+  bool negative(int k) const { return bits[k] >> 15; }
+
+  // The rest from the bits, without branches: half of an emulated product's time was spent here.
+  void decode() {
+    int specials = 0;
+    for (int k = 0; k < kDepth; ++k) {
+      const int own = field(bits[k]);
+      const int leading = own == 0 ? 0 : 1 << Format::kFractionBits;
+      const int magnitude = (leading | (bits[k] & kFractionMask)) << (kSignificandBits - Format::kFractionBits);
+      significand[k] = bits[k] >> 15 ? -magnitude : magnitude;
+      exponent[k] = magnitude == 0 ? kZeroExponent : (own == 0 ? 1 : own) - kExponentMask / 2;
+      specials += own == kExponentMask;
+    }
+    finite = specials == 0;
   }
 };
 
@@ -75,56 +79,59 @@ inline unsigned truncate(long long sum, int exponent) {
 }
 
 // What infinities and NaNs make of c and the products from `begin` on; 0 if there are none.
-inline unsigned special_sum(unsigned c, const Factors& a, const Factors& b, int begin) {
+template <class Format>
+unsigned special_sum(unsigned c, const Factors<Format>& a, const Factors<Format>& b, int begin) {
   const unsigned magnitude = c & ~kSign;
   bool nan = magnitude > kInfinity;
   bool infinite[2] = {c == kInfinity, c == (kInfinity | kSign)};
   for (int k = begin; k < begin + kBlock; ++k) {
     const bool zero = a.significand[k] == 0 || b.significand[k] == 0;
-    const bool is_infinite = a.infinite[k] || b.infinite[k];
-    nan = nan || a.nan[k] || b.nan[k] || (is_infinite && zero);
-    if (is_infinite) infinite[(a.sign[k] ^ b.sign[k]) & 1] = true;
+    const bool is_infinite = a.infinite(k) || b.infinite(k);
+    nan = nan || a.nan(k) || b.nan(k) || (is_infinite && zero);
+    if (is_infinite) infinite[a.negative(k) != b.negative(k)] = true;
   }
   if (nan || (infinite[0] && infinite[1])) return kNaN;
   return infinite[0] ? kInfinity : infinite[1] ? kInfinity | kSign : 0;
 }
 
-inline unsigned accumulate_block(unsigned c, const Factors& a, const Factors& b, int begin) {
+template <class Format>
+unsigned accumulate_block(unsigned c, const Factors<Format>& a, const Factors<Format>& b, int begin) {
   constexpr int kGridBits = 23 + kExtraBits;  // below the largest exponent
-  constexpr int kProductBits = 2 * Factors::kSignificandBits;
+  constexpr int kProductBits = 2 * Factors<Format>::kSignificandBits;
   static_assert(kGridBits >= kProductBits, "products are shifted left onto the grid");
+  // A product is below 2^(kProductBits + 2), an aligned one below 2^(kGridBits + 2).
+  static_assert(kGridBits + 2 + 4 <= 31 && kBlock == 1 << 4, "a sum of all fits in 32 bits");
   const int field = static_cast<int>(c >> 23) & 0xff;
   if (field == 0xff || !a.finite || !b.finite) {
     const unsigned special = special_sum(c, a, b, begin);
     if (special != 0) return special;
   }
-  const unsigned long long fraction = (c & 0x7fffffu) | (field == 0 ? 0 : 0x800000u);
+  const int fraction = static_cast<int>((c & 0x7fffffu) | (field == 0 ? 0 : 0x800000u));
   const int c_exponent =
-      fraction == 0 ? 2 * Factors::kZeroExponent : (field == 0 ? 1 : field) - 127;
-  int exponent[kBlock];
+      fraction == 0 ? 2 * Factors<Format>::kZeroExponent : (field == 0 ? 1 : field) - 127;
   int largest = c_exponent;
-  for (int i = 0; i < kBlock; ++i) {
-    exponent[i] = a.exponent[begin + i] + b.exponent[begin + i];
-    largest = exponent[i] > largest ? exponent[i] : largest;
+  for (int k = begin; k < begin + kBlock; ++k) {
+    const int exponent = a.exponent[k] + b.exponent[k];
+    largest = exponent > largest ? exponent : largest;
   }
-  const auto cut = [largest](unsigned long long term, int exponent) {
+  const auto cut = [largest](int term, int exponent) {
     const int below = largest - exponent;
-    return static_cast<long long>(below > 63 ? 0 : term >> below);
+    return term >> (below > 31 ? 31 : below);
   };
-  long long sum = cut(fraction << kExtraBits, c_exponent);
-  if (c & kSign) sum = -sum;
-  for (int i = 0; i < kBlock; ++i) {
-    const int k = begin + i;
-    const unsigned long long product = a.significand[k] * b.significand[k];
-    const long long term = cut(product << (kGridBits - kProductBits), exponent[i]);
-    const long long sign = a.sign[k] ^ b.sign[k];
-    sum += (term ^ sign) - sign;
+  int sum = 0;
+  for (int k = begin; k < begin + kBlock; ++k) {
+    const int product = a.significand[k] * b.significand[k];
+    const int magnitude = (product < 0 ? -product : product) << (kGridBits - kProductBits);
+    const int term = cut(magnitude, a.exponent[k] + b.exponent[k]);
+    sum += product < 0 ? -term : term;
   }
-  return truncate(sum, largest - kGridBits);
+  const long long own = cut(fraction << kExtraBits, c_exponent);
+  return truncate(c & kSign ? sum - own : sum + own, largest - kGridBits);
 }
 
 // Bits of c + sum of a[k] b[k], c in bits too: the launch may flush the host's subnormal numbers.
-inline unsigned accumulate(unsigned c, const Factors& a, const Factors& b) {
+template <class Format>
+unsigned accumulate(unsigned c, const Factors<Format>& a, const Factors<Format>& b) {
   static_assert(kDepth % kBlock == 0, "whole steps");
   for (int begin = 0; begin < kDepth; begin += kBlock) c = accumulate_block(c, a, b, begin);
   return c;

@@ -7,17 +7,42 @@ namespace emu {
 
 GroupProducts group_products[kMaxThreads];
 
-static unsigned visible_element(const GroupProduct& product, unsigned address) {
-  const char* problem = shared_access_problem(address, 2);
+// Elements that lie in one piece of 16 bytes, as many as fill it or a part of it.
+template <unsigned kElements>
+static void read_visible(const GroupProduct& product, unsigned address, unsigned short* bits) {
+  constexpr unsigned kBytes = kElements * sizeof *bits;
+  const char* problem = shared_access_problem(address, kBytes);
   if (problem == nullptr) problem = proxy.problem(address);
   if (problem != nullptr) {
     record_failure("wgmma (%s:%d) reads byte %u of %zu bytes of shared memory: %s", product.site.file,
                    product.site.line, address, shared.size(), problem);
     abandon_thread();
   }
-  unsigned short bits;
-  memcpy(&bits, shared.data() + address, sizeof bits);
-  return bits;
+  memcpy(bits, shared.data() + address, kBytes);
+}
+
+template <class Format>
+static void read_along(const GroupProduct& product, const PanelOperand& operand, unsigned r,
+                       Factors<Format>& factors) {
+  constexpr unsigned kPiece = 8;
+  for (unsigned k = 0; k < kDepth; k += kPiece) read_visible<kPiece>(product, operand.along(r, k), factors.bits + k);
+  factors.decode();
+}
+
+// Columns n and n + 1.
+template <class Format>
+static void read_columns(const GroupProduct& product, const PanelOperand& operand, unsigned n,
+                         Factors<Format> (&b)[2]) {
+  if (!product.transposed) {
+    for (unsigned c = 0; c < 2; ++c) read_along(product, operand, n + c, b[c]);
+    return;
+  }
+  for (unsigned k = 0; k < kDepth; ++k) {
+    unsigned short bits[2];
+    read_visible<2>(product, operand.across(k, n), bits);
+    for (unsigned c = 0; c < 2; ++c) b[c].bits[k] = bits[c];
+  }
+  for (Factors<Format>& column : b) column.decode();
 }
 
 template <class Format>
@@ -25,36 +50,29 @@ void compute_group_product(const GroupProduct& product, float* d) {
   const unsigned thread = state.current->index;
   const unsigned lane = thread % kLanes;
   const unsigned first_row = thread / kLanes % 4 * 16 + lane / 4;
-  Factors a[2];
+  Factors<Format> a[2];
   for (unsigned i = 0; i < 2; ++i) {
-    a[i].finite = true;
-    for (unsigned k = 0; k < kDepth; ++k) {
-      unsigned bits;
-      if (product.a_in_shared) {
-        bits = visible_element(product, PanelOperand(product.a_bits).along(first_row + 8 * i, k));
-      } else {
-        // Registers 0 and 1 have the rows of k below 8, 2 and 3 those of the others; a lane has two of each.
-        const unsigned pair = product.a[k % 8 / 2][i + k / 8 * 2];
-        bits = k % 2 == 0 ? pair & 0xffffu : pair >> 16;
-      }
-      a[i].set<Format>(static_cast<int>(k), bits);
+    if (product.a_in_shared) {
+      read_along(product, PanelOperand(product.a_bits), first_row + 8 * i, a[i]);
+      continue;
     }
+    for (unsigned k = 0; k < kDepth; ++k) {
+      // Registers 0 and 1 have the rows of k below 8, 2 and 3 those of the others; a lane has two of each.
+      const unsigned pair = product.a[k % 8 / 2][i + k / 8 * 2];
+      a[i].bits[k] = static_cast<unsigned short>(k % 2 == 0 ? pair : pair >> 16);
+    }
+    a[i].decode();
   }
   const PanelOperand operand(product.b_bits);
   for (unsigned j = 0; j < product.tiles; ++j) {
+    Factors<Format> b[2];
+    read_columns(product, operand, 8 * j + lane % 4 * 2, b);
     for (unsigned c = 0; c < 2; ++c) {
-      const unsigned n = 8 * j + lane % 4 * 2 + c;
-      Factors b;
-      b.finite = true;
-      for (unsigned k = 0; k < kDepth; ++k) {
-        const unsigned address = product.transposed ? operand.across(k, n) : operand.along(n, k);
-        b.set<Format>(static_cast<int>(k), visible_element(product, address));
-      }
       for (unsigned i = 0; i < 2; ++i) {
         float& element = d[4 * j + 2 * i + c];
         unsigned sum = 0;
         if (product.adds) memcpy(&sum, &element, sizeof sum);
-        sum = accumulate(sum, a[i], b);
+        sum = accumulate(sum, a[i], b[c]);
         memcpy(&element, &sum, sizeof sum);
       }
     }
