@@ -32,8 +32,9 @@ ALL: dict[str, Any] = {
 }
 
 
-def run(call: Backward, kernel: str, **how: Any) -> dict[str, Array]:
-    return attention_backward(call, kernel, **how).found
+def run(call: Backward, kernel: str, arch: int = 86, **how: Any) -> dict[str, Array]:
+    """Run a call, float32 by FMA: `test_backward_split` has it by warpgroups."""
+    return attention_backward(call, kernel, arch=arch, **how).found
 
 
 def assert_same_bits(got: dict[str, Array], want: dict[str, Array], what: str) -> None:

@@ -71,7 +71,7 @@ def assert_same_bits(got: Found, want: Found, what: str) -> None:
         assert got[name].tobytes() == x.tobytes(), f"{what}: other bits of d{name}"
 
 
-@pytest.mark.parametrize("problem", some(PROBLEMS, 3))
+@pytest.mark.parametrize("problem", some(PROBLEMS, 4))
 def test_gradients_are_within_their_bounds(problem: SplitProblem) -> None:
     call, precision = problem.call(), problem.row["precision"]
     found = run_in_many_ways(call, WAYS[1:3], precision=precision)

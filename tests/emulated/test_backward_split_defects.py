@@ -88,7 +88,7 @@ def test_kernels_without_a_defect_pass(name: str) -> None:
     assert run_isolated(battery, "simt", [name], None) == "passed"
 
 
-@pytest.mark.parametrize("name", some(BACKWARD_SPLIT_MUTANTS, 2))
+@pytest.mark.parametrize("name", some(BACKWARD_SPLIT_MUTANTS, 3))
 def test_defect_is_caught(name: str, tmp_path: Path) -> None:
     verdict = BACKWARD_SPLIT_MUTANTS[name].verdict(battery, tmp_path / "kernels_cu")
     print(verdict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +54,9 @@ ALL: dict[str, Any] = {
     "poison": True,
 }
 KERNELS = tuple(ONE_DTYPE)
+# Where simt multiplies float32 by FMA, and where by warpgroups.
+FMA_ARCH, GROUPS_ARCH = 86, 90
+WAYS = [*((kernel, FMA_ARCH) for kernel in KERNELS), ("simt", GROUPS_ARCH)]
 SELDOM = "Score<Config>::kMore || Config::kMask || Config::kHeadDimV > 64"
 
 
@@ -62,22 +64,26 @@ def case_of(kernel: str, **options: Any) -> Case:
     return replace(PLAIN, dtypes=(ONE_DTYPE[kernel],) * 3, **SIZES.get(kernel, {}) | options)
 
 
+def run(arrays: Arrays, kernel: str, arch: int = FMA_ARCH, **how: Any) -> Result:
+    return attention(arrays, kernel, arch=arch, **how)
+
+
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_option_alone(kernel: str, option: str) -> None:
+@pytest.mark.parametrize(("kernel", "arch"), WAYS)
+def test_option_alone(kernel: str, arch: int, option: str) -> None:
     arrays = case_of(kernel, **OPTIONS[option]).build()
     for schedule in (3, 4):
-        result = attention(arrays, kernel, schedule=schedule)
+        result = run(arrays, kernel, arch, schedule=schedule)
         check(arrays, result.out, result.lse, kernel)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_schedules_and_grids_give_the_same_bits_with_all_options(kernel: str) -> None:
+@pytest.mark.parametrize(("kernel", "arch"), WAYS)
+def test_schedules_and_grids_give_the_same_bits_with_all_options(kernel: str, arch: int) -> None:
     arrays = case_of(kernel, **ALL).build()
-    want = attention(arrays, kernel)
+    want = run(arrays, kernel, arch)
     check(arrays, want.out, want.lse, kernel)
-    for schedule, grid in itertools.product((0, 1, 2, 3, 4), (None, 1, 3)):
-        got = attention(arrays, kernel, schedule=schedule, grid=grid)
+    for schedule, grid in ((0, 1), (1, 3), (2, None), (3, 3), (4, 1), (5, None)):
+        got = run(arrays, kernel, arch, schedule=schedule, grid=grid)
         what = f"schedule {schedule}, {grid} blocks"
         assert_same_bits((got.out, got.lse), (want.out, want.lse), what)
 
@@ -94,7 +100,7 @@ def test_what_hidden_keys_hold_changes_no_bit(kernel: str) -> None:
     both = [5, 127]
     mask[:, both] = rows % 3 > 0
     bias[:, both] = np.where(rows % 3 > 0, -np.inf, bias[:, both])
-    want = attention(arrays, kernel)
+    want = run(arrays, kernel)
     check(arrays, want.out, want.lse, kernel)
     k, v = arrays.k.numpy(), arrays.v.numpy()
     hidden = [3, 4, 5, 40, 70, 100, 127, 149]
@@ -103,7 +109,7 @@ def test_what_hidden_keys_hold_changes_no_bit(kernel: str) -> None:
             before = [x.copy() for x in changed]
             for x in changed:
                 x[..., hidden, :] = number
-            got = attention(arrays, kernel, schedule=schedule)
+            got = run(arrays, kernel, schedule=schedule)
             what = f"{number} in {len(changed)} of K and V"
             assert_same_bits((got.out, got.lse), (want.out, want.lse), what)
             for x, old in zip(changed, before, strict=True):
@@ -120,11 +126,11 @@ def test_keys_that_some_rows_see_leave_rows_of_other_blocks_alone(kernel: str, h
     seeing = np.isin(np.arange(arrays.case.m), (2, 3))
     for key in (0, 9, 100):
         table[~seeing, key] = hidden
-    want = attention(arrays, kernel)
+    want = run(arrays, kernel)
     assert 128 % want.variant.tile.block_m == 0
     for x in (arrays.k, arrays.v):
         x.numpy()[..., [0, 9, 100], :] = np.nan
-    got = attention(arrays, kernel)
+    got = run(arrays, kernel)
     assert np.isnan(got.out[..., seeing, :].astype(np.float64)).all()
     assert np.isnan(got.lse[..., seeing]).all()
     below = [(x.out[..., 128:, :], x.lse[..., 128:]) for x in (got, want)]
@@ -138,9 +144,9 @@ def test_a_row_of_nan_is_nan_and_the_others_are_what_they_were(kernel: str, opti
     for small in (arrays.mask, arrays.bias, arrays.sinks):
         if small is not None:
             small.numpy()[...] = 1
-    want = attention(arrays, kernel)
+    want = run(arrays, kernel)
     arrays.q.numpy()[..., 33, 2] = np.nan
-    got = attention(arrays, kernel)
+    got = run(arrays, kernel)
     assert np.isnan(got.out[..., 33, :].astype(np.float64)).all()
     assert np.isnan(got.lse[..., 33]).all()
     others = np.arange(arrays.case.m) != 33
@@ -151,9 +157,9 @@ def test_a_row_of_nan_is_nan_and_the_others_are_what_they_were(kernel: str, opti
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_any_byte_but_zero_is_true(kernel: str) -> None:
     arrays = case_of(kernel, mask="full").build()
-    want = attention(arrays, kernel)
+    want = run(arrays, kernel)
     arrays.mask.numpy().view(np.uint8)[...] *= 6
-    got = attention(arrays, kernel)
+    got = run(arrays, kernel)
     assert_same_bits((got.out, got.lse), (want.out, want.lse), "True as 6")
 
 

@@ -41,7 +41,7 @@ class Family:
     options: Sequence[dict[str, Any]] = few_kinds()
     mixed: bool = False
     rows: int = 80
-    examples: int = 40
+    examples: int = 30
     pairs: int = 0
     kernels: Sequence[str] = KERNELS
 
@@ -51,8 +51,8 @@ class Family:
 
 NO_LENGTHS = few_kinds(lengths=(None,))
 FAMILIES = {
-    "every dtype": Family(tuple(DTYPES), (32,), mixed=True, examples=60, pairs=1),
-    "wide": Family((*("float32",) * 3, "float64"), (64, 128, 256), NO_LENGTHS, examples=24),
+    "every dtype": Family(tuple(DTYPES), (32,), mixed=True, examples=45, pairs=1),
+    "wide": Family((*("float32",) * 3, "float64"), (64, 128, 256), NO_LENGTHS, examples=18),
     "tensor cores": Family(
         ("float16", "bfloat16") * 2,
         (32, 64, 128),

@@ -14,6 +14,7 @@ from emulated_attention import attention
 from emulation import run_isolated
 from probe_tools import assert_same_bits
 from problems import Arrays, Case
+from sampled_params import some
 from split_mutants import SPLIT_MUTANTS
 from test_planted_defects import CAUGHT
 from tolerance import check
@@ -76,7 +77,7 @@ def test_kernels_without_a_defect_pass(name: str) -> None:
     assert run_isolated(battery, "simt", [name], None) == "passed"
 
 
-@pytest.mark.parametrize("name", SPLIT_MUTANTS)
+@pytest.mark.parametrize("name", some(SPLIT_MUTANTS, 2))
 def test_defect_is_caught(name: str, tmp_path: Path) -> None:
     verdict = SPLIT_MUTANTS[name].verdict(battery, tmp_path / "kernels_cu")
     print(verdict)
