@@ -21,7 +21,8 @@ FUNCTIONS = ("attention", "attention_vjp", "attention_backward")
 def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look their module up.
     monkeypatch.setitem(sys.modules, spec.name, module)

@@ -114,7 +114,7 @@ def test_sdist_holds_sources_tests_and_docs(built: SimpleNamespace):
     with tarfile.open(built.sdist) as sdist:
         found = {name.split("/", 1)[1] for name in sdist.getnames()}
     wanted = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"}
-    for folder in ("cupy_flash", "kernels_cu", "tests", "docs"):
+    for folder in ("cupy_flash", "kernels_cu", "tests", "examples", "docs"):
         wanted |= files_under(ROOT / folder)
     assert wanted - found == set()
 
@@ -191,7 +191,7 @@ def test_cuda_extra_pairs_cupy_with_its_compiler(requirements: list[Requirement]
 def test_no_requirement_brings_the_whole_toolkit_or_builds_cupy(
     metadata: Message, requirements: list[Requirement]
 ):
-    extras = {"bench", "cuda12x", "cuda13x", "docs", "test"}
+    extras = {"bench", "cuda12x", "cuda13x", "docs", "examples", "test"}
     assert set(metadata.get_all("Provides-Extra")) == extras
     assert all(r.name != "cupy" and "ctk" not in r.extras for r in requirements)
 
