@@ -37,10 +37,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from setting import setting, verdict
 from sklearn.datasets import load_digits
 
 import cupy_flash as cf
+from setting import setting, verdict
 
 Array = np.ndarray[Any, Any]
 BETA, UPDATES, NOISE = 80.0, 8, 1.0
@@ -76,7 +76,7 @@ def draw(rows: dict[str, Array], mean: Array, picture: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Store digits, restore them from noise, and check an update and the energies."""
-    here = setting(__doc__, argv)
+    here = setting(__doc__, argv, draws=True)
     xp = here.xp
     pixels = load_digits().data[:: 4 if here.small else 1]
     mean = pixels.mean(0)

@@ -88,7 +88,7 @@ def draw(path: Path, places: Array, mean: Array, spread: Array, x: Array, y: Arr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    s = setting(__doc__, argv)
+    s = setting(__doc__, argv, draws=True)
     x, y, weight = patients(s.small)
     places = np.linspace(x.min(), x.max(), 400 if s.small else 2**17)
     mean, spread = regression(s, places, x, y, weight)

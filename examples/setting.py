@@ -40,12 +40,17 @@ class Setting:
         return x.get() if hasattr(x, "get") else np.asarray(x)
 
 
-def setting(description: str | None, argv: Sequence[str] | None) -> Setting:
-    """Read an example's command line; without a GPU it takes the NumPy path and small sizes."""
+def setting(description: str | None, argv: Sequence[str] | None, *, draws: bool = False) -> Setting:
+    """Read an example's command line; without a GPU it takes the NumPy path and small sizes.
+
+    Only what draws takes ``--picture``.
+    """
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--cpu", action="store_true", help="the NumPy path; default without a GPU")
     parser.add_argument("--small", action="store_true", help="small sizes; default with --cpu")
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the result there")
+    parser.set_defaults(picture=None)
+    if draws:
+        parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the result")
     given = parser.parse_args(argv)
     cpu = given.cpu or not gpu_is_available()
     if cpu:

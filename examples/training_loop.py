@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from setting import setting, verdict
 from sklearn.datasets import load_digits
 
 import cupy_flash as cf
+from setting import setting, verdict
 
 PACKED, ROWS = 32, 8
 TEST = 11 * PACKED
@@ -153,7 +153,7 @@ def draw(losses: Any, accuracy: float, picture: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, test, and compare the gradients with finite differences."""
-    here = setting(__doc__, argv)
+    here = setting(__doc__, argv, draws=True)
     width, heads, size, steps = (32, 2, 32, 60) if here.small else (64, 4, 256, 600)
     rng = np.random.default_rng(0)
     data = load_digits()
