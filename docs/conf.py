@@ -18,7 +18,9 @@ import cupy_flash
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 BUILD = DOCS / "_build"
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(DOCS), str(ROOT / "benchmarks")]
+
+import comparison_tables  # noqa: E402
 
 import speed_tables  # noqa: E402  (of benchmarks)
 
@@ -46,8 +48,8 @@ highlight_language = "none"
 
 myst_enable_extensions = ["substitution"]
 myst_heading_anchors = 3
-# speed.md's tables: the committed results, so that no figure is written twice.
-myst_substitutions = speed_tables.texts()
+# The tables of speeds: the committed results, so that no figure is written twice.
+myst_substitutions = speed_tables.texts() | comparison_tables.texts()
 
 # Single backticks in docstrings: a link where they name something that can be imported.
 default_role = "autolink"
