@@ -22,7 +22,10 @@ SPLIT_MUTANTS = {
     "the smallest of V times the largest of P is lost": Mutant(
         PRODUCTS,
         "for (int i = 0; i <= order; ++i) {\n      const unsigned base",
-        "for (int i = 0; i <= order; ++i) {\n      if (order - i == 2) continue;\n"
+        "for (int i = 0; i <= order; ++i) {\n"
+        "      if (order - i == 2) {\n"
+        "        for (auto& four : G.sum[0])\n          for (float& x : four) x = 0;\n"
+        "        continue;\n      }\n"
         "      const unsigned base",
         ["one key"],
     ),
