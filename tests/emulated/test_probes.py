@@ -27,7 +27,7 @@ PROBES_OF_EVERY_DTYPE = ("P4 permutations", "P5 ones", "P6 linearity", "P12 inte
 # A call takes the next one, so that a repeated call meets another.
 SCHEDULES = (3, 0, 4)
 # Kernel, dtype, architecture. simt multiplies float32 by FMA on one and by warpgroups, whose
-# emulation takes twice as long, on the other.
+# emulation takes four times as long, on the other.
 PATHS = {
     **{kernel: (kernel, dtype, 86) for kernel, dtype in ONE_DTYPE.items()},
     "simt by warpgroups": ("simt", "float32", 90),
@@ -102,7 +102,7 @@ def test_visible_keys_with_lengths(path: str, mask: str) -> None:
 
 
 def left_out(kernel: str, probe: str) -> bool:
-    """Whether the usual run leaves a probe to the GPU: the naive kernel's code is what it says."""
+    """Whether the usual run leaves a probe out: most of the naive kernel's, whose code is plain."""
     return kernel == "naive" and probe not in PROBES_OF_EVERY_DTYPE
 
 
