@@ -49,8 +49,8 @@ __device__ __forceinline__ void commit_products() { emu::commit_wgmma(); }
 
 // Waits until at most so many committed groups are pending.
 template <int kPending>
-__device__ __forceinline__ void wait_products() {
-  emu::wait_wgmma(kPending);
+__device__ __forceinline__ void wait_products(emu::Site site = emu::Site::here()) {
+  emu::wait_wgmma(site, kPending);
 }
 
 // Sums that the compiler mustn't read before the wait above.

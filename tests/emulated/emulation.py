@@ -44,6 +44,8 @@ SCHEDULES = {
     "greedy": 3,
     "greedy backward": 4,
     "greedy random": 5,
+    "first": 6,
+    "last": 7,
 }
 """Name and number of each order in which a block's threads may run."""
 

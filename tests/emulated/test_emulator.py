@@ -305,7 +305,7 @@ def test_missing_barrier_before_a_read(barrier: str, schedule: int) -> None:
     assert np.array_equal(y, np.arange(64)[::-1]) == bool(barrier)
 
 
-@pytest.mark.parametrize(("neighbour", "shows"), [(1, {0, 2, 3, 5}), (31, {1, 4})])
+@pytest.mark.parametrize(("neighbour", "shows"), [(1, {0, 2, 3, 5, 6}), (31, {1, 4, 7})])
 @pytest.mark.parametrize("sync", ["__syncwarp();", ""], ids=["syncwarp", "no syncwarp"])
 def test_missing_syncwarp_shows_in_one_direction_of_lanes(
     sync: str, neighbour: int, shows: set[int], schedule: int

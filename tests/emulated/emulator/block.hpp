@@ -6,6 +6,7 @@
 #pragma once
 
 #include "async.hpp"
+#include "mbarriers.hpp"
 #include "named_barriers.hpp"
 #include "thread.hpp"
 
@@ -17,7 +18,9 @@ enum class Schedule : int {
   random = 2,          // the same in an order drawn anew each round
   greedy = 3,          // each warp up to the next block barrier: the largest skew
   greedy_backward = 4, // the same from the last warp and the last lane
-  greedy_random = 5    // the same in an order drawn anew each round
+  greedy_random = 5,   // the same in an order drawn anew each round
+  first = 6,           // always the first warp that can, up to its next stop: whom the last ones serve, they serve late
+  last = 7             // the same from the last warp and the last lane
 };
 
 class Block {
@@ -32,11 +35,15 @@ class Block {
   bool run(void (*thread_entry)()) {
     state.votes[0] = false;
     named_barriers.clear();
+    mbarriers.clear();
     for (unsigned i = 0; i < warps_ * kLanes; ++i) start_thread(i, thread_entry);
     for (;;) {
       if (schedule_ == Schedule::random || schedule_ == Schedule::greedy_random) shuffle_order();
-      for (unsigned i = 0; i < warps_; ++i)
+      for (unsigned i = 0; i < warps_; ++i) {
+        const bool ready = warp_stop(order_[i]).status == Status::ready;
         if (!run_warp(order_[i])) return false;
+        if (ready && runs_one_again()) break;
+      }
       if (any_warp_ready()) continue;
       if (all_warps_exited()) return stacks_intact() && barriers_met();
       if (!release_barrier()) return false;
@@ -56,11 +63,15 @@ class Block {
   }
 
   bool runs_backward() const {
-    return schedule_ == Schedule::backward || schedule_ == Schedule::greedy_backward;
+    return schedule_ == Schedule::backward || schedule_ == Schedule::greedy_backward || schedule_ == Schedule::last;
   }
 
   bool runs_greedily() const {
-    return schedule_ >= Schedule::greedy;
+    return schedule_ == Schedule::greedy || schedule_ == Schedule::greedy_backward || schedule_ == Schedule::greedy_random;
+  }
+
+  bool runs_one_again() const {
+    return schedule_ == Schedule::first || schedule_ == Schedule::last;
   }
 
   static const Stop& warp_stop(unsigned w) { return state.threads[w * kLanes].stop; }
@@ -78,11 +89,16 @@ class Block {
         if (!complete_collective(w)) return false;
         release_warp(w);
       }
-      // Whoever completes a barrier goes on, and with it all that wait there.
-      if (warp_stop(w).status == Status::at_named_barrier && !complete_collective(w)) return false;
+      // Whoever completes a barrier, or finds its phase over, goes on.
+      if (waits_for_some(warp_stop(w)) && !complete_collective(w)) return false;
       if (!runs_greedily()) break;
     }
     return true;
+  }
+
+  // At a barrier that needn't be all warps'.
+  static bool waits_for_some(const Stop& stop) {
+    return stop.status == Status::at_named_barrier || stop.status == Status::at_mbarrier;
   }
 
   static bool complete_collective(unsigned w) {
@@ -122,6 +138,9 @@ class Block {
     else if (stop.status == Status::at_named_barrier)
       snprintf(text, bytes, "wait at %s (%s:%d) for barrier %u", stop.name, stop.site.file, stop.site.line,
                barrier_of(stop.bytes));
+    else if (stop.status == Status::at_mbarrier)
+      snprintf(text, bytes, "wait at %s (%s:%d) for parity %u of the mbarrier at byte %u", stop.name, stop.site.file,
+               stop.site.line, parity_of(stop.bytes), mbarrier_of(stop.bytes));
     else
       snprintf(text, bytes, "wait at %s (%s:%d)", stop.name, stop.site.file, stop.site.line);
   }
@@ -159,8 +178,7 @@ class Block {
   bool nobody_waits_in_vain() const {
     for (unsigned w = 0; w < warps_; ++w) {
       const Stop& stop = warp_stop(w);
-      if (stop.status != Status::at_named_barrier) continue;
-      const unsigned barrier = barrier_of(stop.bytes);
+      if (!waits_for_some(stop)) continue;
       char others[kMessageBytes / 2] = "";
       for (unsigned other = 0, used = 0; other < warps_ && used + 1 < sizeof others; ++other) {
         if (warp_stop(other).matches(stop)) continue;
@@ -170,11 +188,22 @@ class Block {
       }
       char where[kMessageBytes / 4];
       describe(where, sizeof where, stop);
-      record_failure("deadlock: threads of warp %u %s, to which %u of %u threads have come%s", w, where,
-                     named_barriers.arrived(barrier), threads_of(stop.bytes), others);
+      char missing[kMessageBytes / 8];
+      describe_missing(missing, sizeof missing, stop);
+      record_failure("deadlock: threads of warp %u %s, %s%s", w, where, missing, others);
       return false;
     }
     return true;
+  }
+
+  static void describe_missing(char* text, size_t bytes, const Stop& stop) {
+    if (stop.status == Status::at_mbarrier) {
+      const Mbarriers::Mbarrier& barrier = *mbarriers.find(mbarrier_of(stop.bytes));
+      snprintf(text, bytes, "whose phase %u lacks %u of %u arrivals", barrier.phase, barrier.pending, barrier.arrivals);
+    } else {
+      snprintf(text, bytes, "to which %u of %u threads have come", named_barriers.arrived(barrier_of(stop.bytes)),
+               threads_of(stop.bytes));
+    }
   }
 
   // A later block of this multiprocessor starts with barriers that nobody has come to, a later use in this one doesn't.

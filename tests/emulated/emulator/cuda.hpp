@@ -30,6 +30,7 @@ float tanh(float) = delete;
 #include "barrier.hpp"
 #include "launch.hpp"
 #include "matrix.hpp"
+#include "mbarriers.hpp"
 #include "named_barriers.hpp"
 #include "memory.hpp"
 #include "thread.hpp"

@@ -4,6 +4,7 @@
 #include "fiber.cpp"
 #include "launch.cpp"
 #include "matrix.cpp"
+#include "mbarriers.cpp"
 #include "memory.cpp"
 #include "named_barriers.cpp"
 #include "proxy.cpp"

@@ -36,7 +36,7 @@ struct Site {
 
 #define EMU_SITE (::emu::Site{__FILE__, __LINE__, __COUNTER__})
 
-enum class Status { ready, at_collective, at_barrier, at_named_barrier, exited };
+enum class Status { ready, at_collective, at_barrier, at_named_barrier, at_mbarrier, exited };
 
 struct Thread;
 
@@ -44,7 +44,7 @@ struct Stop {
   Status status;
   const char* name;
   Site site;
-  size_t bytes;  // of a collective's operand: instances of one template differ by it; which named barrier
+  size_t bytes;  // of a collective's operand: instances of one template differ by it; which barrier is waited for
   bool (*complete)(Thread* lanes);  // runs once all lanes of the warp are here; false if it failed
 
   bool matches(const Stop& other) const {

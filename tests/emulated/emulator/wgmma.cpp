@@ -91,8 +91,9 @@ void fence_wgmma(Site site) {
 
 void commit_wgmma() { own_group_products().commit(); }
 
-void wait_wgmma(unsigned pending_groups) {
-  count_step();
+// Other warps may run before: what they do to a place that is free too early must show.
+void wait_wgmma(Site site, unsigned pending_groups) {
+  wait(Stop{Status::at_collective, "wgmma.wait_group", site, pending_groups, nullptr});
   own_group_products().wait(pending_groups);
 }
 

@@ -175,7 +175,7 @@ extern GroupProducts group_products[kMaxThreads];
 
 void fence_wgmma(Site site);
 void commit_wgmma();
-void wait_wgmma(unsigned pending_groups);
+void wait_wgmma(Site site, unsigned pending_groups);
 
 void start_group_product(GroupProduct product, const unsigned* a);
 
