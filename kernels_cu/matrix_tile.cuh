@@ -78,10 +78,10 @@ constexpr int greatest_common_divisor(int a, int b) {
   return b == 0 ? a : greatest_common_divisor(b, a % b);
 }
 
-// The copy of one tile by kThreads threads. With kUnit 16 or 4 a row's units of so many bytes are aligned
+// The copy of one tile by kThreads threads from kFirstThread on. With kUnit 16 or 4 a row's units of so many bytes are aligned
 // in global memory and travel by cp.async; with a smaller one elements are loaded one by one, for any
 // strides, kBatch pieces of 16 bytes at a time.
-template <class T, class Tile, int kThreads, int kUnit, int kBatch = 1>
+template <class T, class Tile, int kThreads, int kUnit, int kBatch = 1, int kFirstThread = 0>
 struct TileCopy {
   static constexpr int kPieceElements = Tile::kPieceElements;
   static constexpr int kAcross = greatest_common_divisor(Tile::kPieces, 16);
@@ -175,7 +175,7 @@ struct TileCopy {
 
     __device__ __forceinline__ explicit Place(const Matrix<T>& matrix) {
       // Opaque, or what follows from the thread's place lives in registers through the whole kernel.
-      const int thread = opaque(static_cast<int>(threadIdx.x));
+      const int thread = opaque(static_cast<int>(threadIdx.x)) - kFirstThread;
       // Elements that are neighbours in memory are loaded by neighbouring threads.
       const bool upright = kElements && matrix.row_stride < matrix.column_stride;
       row = upright ? thread % kDown : thread / kAcross;

@@ -4,6 +4,7 @@
 
 #include "backward_params.cuh"
 #include "backward_schedule.cuh"
+#include "forward_work.cuh"
 #include "fragments.cuh"
 #include "mask.cuh"
 #include "matrix_tile.cuh"
@@ -11,7 +12,6 @@
 #include "score.cuh"
 #include "score_arrays.cuh"
 #include "score_tile.cuh"
-#include "sm80_block.cuh"
 #include "types.cuh"
 
 // Of rows the own matrices are Q and dO, and those of the others K and V; of keys it is the other way

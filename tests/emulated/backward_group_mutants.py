@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants import Mutant, sm80
 
 GROUPS = "sm80_backward_groups.cuh"
+PRODUCTS = "group_products.cuh"
 BLOCK = "sm80_backward_block.cuh"
 SCORES = "sm80_backward_scores.cuh"
 TILE = "matrix_tile.cuh"
@@ -69,30 +70,30 @@ BACKWARD_GROUP_MUTANTS: dict[str, Mutant] = {
         ["groups of rows"],
     ),
     # What they multiply.
-    "groups: S adds to what was there": sm80(GROUPS, "step > 0);", "true);", ["groups of rows"]),
+    "groups: S adds to what was there": sm80(PRODUCTS, "step > 0);", "true);", ["groups of rows"]),
     "groups: columns of S lie closer": sm80(
-        GROUPS, "step % 4 * 32;", "step % 4 * 16;", ["groups of rows"]
+        PRODUCTS, "step % 4 * 32;", "step % 4 * 16;", ["groups of rows"]
     ),
     "groups: S has the own first panel alone": sm80(
-        GROUPS,
+        PRODUCTS,
         "a.further(step / 4 * OwnTile::kPanelBytes + within)",
         "a.further(within)",
         ["groups at 128"],
     ),
     "groups: sums have the first panel alone": sm80(
-        GROUPS,
+        PRODUCTS,
         "MatrixDescriptor::of(others.base, OthersTile::kPanelBytes);",
         "MatrixDescriptor::of(others.base, 16);",
         ["groups at 128"],
     ),
     "groups: rows of sums lie closer": sm80(
-        GROUPS,
+        PRODUCTS,
         "step * 16 * OthersTile::kPitch",
         "step * 8 * OthersTile::kPitch",
         ["groups of rows"],
     ),
     "groups: sums have the transpose": sm80(
-        GROUPS, "multiply_group<T, true>", "multiply_group<T, false>", ["groups of rows"]
+        PRODUCTS, "multiply_group<T, true>", "multiply_group<T, false>", ["groups of rows"]
     ),
     "groups: both have the first one's rows": sm80(
         BLOCK, "threadIdx.x / 128 * kGroupRows", "threadIdx.x / 256 * kGroupRows", ["two groups"]

@@ -41,6 +41,7 @@ THREADS = "simt_threads.cuh"
 NAIVE = "naive_row.cuh"
 FORWARD_SM80 = "forward_sm80.cuh"
 BLOCK_SM80 = "sm80_block.cuh"
+FORWARD_WORK = "forward_work.cuh"
 
 
 def sm80(file: str, old: str, new: str, cases: Sequence[str] = ("float16",)) -> Mutant:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants import BLOCK_SM80, FORWARD_SM80, Mutant, sm80
+from mutants import BLOCK_SM80, FORWARD_SM80, FORWARD_WORK, Mutant, sm80
 
 SCORES = "sm80_scores.cuh"
 TILE = "score_tile.cuh"
@@ -13,16 +13,16 @@ MATRIX_TILE = "matrix_tile.cuh"
 SCORE_TILE_MUTANTS: dict[str, Mutant] = {
     # Which elements are copied.
     "the bias is that of another head": sm80(
-        BLOCK_SM80,
+        FORWARD_WORK,
         "index_of(operand, tile, tile.head)",
         "index_of(operand, tile, 0)",
         ["float16, heads"],
     ),
     "the bias is that of the next key": sm80(
-        BLOCK_SM80, "key * operand.column", "(key + 1) * operand.column", ["float16, bias"]
+        FORWARD_WORK, "key * operand.column", "(key + 1) * operand.column", ["float16, bias"]
     ),
     "the bias is that of the block's neighbour": sm80(
-        BLOCK_SM80, "+ row * operand.row", "+ 0 * row", ["float16, bias"]
+        FORWARD_WORK, "+ row * operand.row", "+ 0 * row", ["float16, bias"]
     ),
     "the bias is that of the next tile": sm80(
         FORWARD_SM80,
@@ -104,34 +104,34 @@ SCORE_TILE_MUTANTS: dict[str, Mutant] = {
         ["float16, bias of odd pitch"],
     ),
     "strided rows are copied in pieces": sm80(
-        BLOCK_SM80,
+        FORWARD_WORK,
         "if (operand.column == 1 && bytes % 16 == 0) return 16;",
         "if (bytes % 16 == 0) return 16;",
         ["float16, sliced bias"],
     ),
     "strided rows are copied in units": sm80(
-        BLOCK_SM80,
+        FORWARD_WORK,
         "const bool dense = operand.column == 1 || kSize == 4;",
         "const bool dense = true;",
         ["float16, sliced bias"],
     ),
     "rows at odd distances are copied in pieces": sm80(
-        BLOCK_SM80, "address | operand.row * kSize", "address", ["float16, bias of odd pitch"]
+        FORWARD_WORK, "address | operand.row * kSize", "address", ["float16, bias of odd pitch"]
     ),
     "rows of a mask at odd distances are copied in pieces": sm80(
-        BLOCK_SM80, "address | operand.row * kSize", "address", ["float16, mask of odd pitch"]
+        FORWARD_WORK, "address | operand.row * kSize", "address", ["float16, mask of odd pitch"]
     ),
     "the last piece is copied as a whole": sm80(
-        BLOCK_SM80, " | keys * kSize;", ";", ["float16, ragged bias"]
+        FORWARD_WORK, " | keys * kSize;", ";", ["float16, ragged bias"]
     ),
     "rows at an odd address are copied in pieces": sm80(
-        BLOCK_SM80, "address | operand.row", "operand.row", ["float16, bias at an odd address"]
+        FORWARD_WORK, "address | operand.row", "operand.row", ["float16, bias at an odd address"]
     ),
     "rows of a mask at an odd address are copied in pieces": sm80(
-        BLOCK_SM80, "address | operand.row", "operand.row", ["float16, mask at an odd address"]
+        FORWARD_WORK, "address | operand.row", "operand.row", ["float16, mask at an odd address"]
     ),
     "every element counts two bytes": sm80(
-        BLOCK_SM80,
+        FORWARD_WORK,
         "constexpr int kSize = sizeof(T);",
         "constexpr int kSize = 2;",
         ["float16, mask of ragged rows"],
