@@ -59,7 +59,7 @@ def accumulation(dtype: str) -> str:
 
 # Families that round P to the element type before P v, and what float16's range takes from weights:
 # scaled by 2**15, they are rounded to multiples of 2**-24.
-ROUNDS_P = ("sm80",)
+ROUNDS_P = ("sm80", "sm90")
 LOST_WEIGHT = {"float16": 2.0**-40}
 
 

@@ -108,7 +108,7 @@ def attention(
         Where to write: an array, or ``(out, lse)`` with None allowed. Shape and dtype of the
         result, any strides, no element shared with an input, those of options included.
     kernel : {None, "naive", "simt", "sm80", "sm90"}, optional
-        Force a kernel family. None takes the fastest that can; see `explain`.
+        Force a kernel family. None takes the fastest that can, of all but "sm90"; see `explain`.
 
     Returns
     -------

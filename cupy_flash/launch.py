@@ -18,7 +18,7 @@ from cupy_flash.driver import Driver, driver
 from cupy_flash.params import PARAMS_DTYPE, launches
 from cupy_flash.plan import MOST_STEPS, Fresh, Key, Pair, Plan, keep
 from cupy_flash.problem import Problem
-from cupy_flash.select import choose
+from cupy_flash.select import choose, resident_blocks
 from cupy_flash.source import AnyVariant
 from cupy_flash.step import Step
 from cupy_flash.variant import Variant
@@ -48,16 +48,23 @@ def forward(
         Of `plan.recall`. None keeps nothing.
     """
     index = problem.device or 0
-    variant = choose(problem, devices.actual(index)).variant
+    device = devices.actual(index)
+    variant = choose(problem, device).variant
     given = dict(inputs) | {name: x for name, x in (("o", out), ("lse", lse)) if x is not None}
     with devices.import_cupy().cuda.Device(index):
-        plan = make_plan(problem, variant, given)
+        blocks = resident_blocks(problem, variant, device)
+        plan = make_plan(problem, variant, given, blocks)
         keep(key, plan)
         return run(plan, [x.data.ptr for x in given.values()], out, lse)
 
 
-def make_plan(problem: Problem, variant: Variant, given: Mapping[str, Any]) -> Plan:
-    """Plan a call of the arrays `given`, by operand; the problem's other results are fresh."""
+def make_plan(
+    problem: Problem, variant: Variant, given: Mapping[str, Any], blocks: int | None = None
+) -> Plan:
+    """Plan a call of the arrays `given`, by operand; the problem's other results are fresh.
+
+    A launch has `blocks` blocks at most.
+    """
     fresh = {}
     if "o" not in given:
         fresh["o"] = _fresh_out(problem)
@@ -70,7 +77,7 @@ def make_plan(problem: Problem, variant: Variant, given: Mapping[str, Any]) -> P
         pairs=tuple(overlap_pairs({name: describe(name, x) for name, x in given.items()})),
         out=fresh.get("o"),
         lse=fresh.get("lse"),
-        steps=few_or_all(_steps(problem, variant, (*given, *fresh))),
+        steps=few_or_all(_steps(problem, variant, (*given, *fresh), blocks)),
     )
 
 
@@ -103,9 +110,11 @@ def place(params: np.dtype[Any], name: str) -> int:
     return (start + operand.fields["data"][1]) // _WORD
 
 
-def _steps(problem: Problem, variant: Variant, operands: tuple[str, ...]) -> Iterator[Step]:
+def _steps(
+    problem: Problem, variant: Variant, operands: tuple[str, ...], blocks: int | None
+) -> Iterator[Step]:
     places = [*enumerate(place(PARAMS_DTYPE, name) for name in operands)]
-    for launch in launches(problem, variant, dict.fromkeys(operands, BASE)):
+    for launch in launches(problem, variant, dict.fromkeys(operands, BASE), blocks):
         yield make_step(variant, problem.device or 0, launch.params, launch.grid, places)
 
 

@@ -143,7 +143,9 @@ def probability_scale(n: int) -> float:
 SM80_FLOAT16_P_SCALE = 2.0**15
 
 
-def launches(problem: Problem, variant: Variant, pointers: Mapping[str, int]) -> Iterator[Launch]:
+def launches(
+    problem: Problem, variant: Variant, pointers: Mapping[str, int], blocks: int | None = None
+) -> Iterator[Launch]:
     """Fill the struct for each launch of a call.
 
     One launch serves up to four batch axes after merging; the rare problem with more of them gets
@@ -155,6 +157,8 @@ def launches(problem: Problem, variant: Variant, pointers: Mapping[str, int]) ->
         The call and its kernel.
     pointers
         Address of element (0, ..., 0) of each operand that the problem has.
+    blocks
+        How many a launch has at most, which take tiles in turns.
     """
     if problem.entries == 0 or problem.m == 0:
         return
@@ -172,7 +176,7 @@ def launches(problem: Problem, variant: Variant, pointers: Mapping[str, int]) ->
     for name in operands:
         inner = strides[name][len(outer_extents) :]
         template[name]["batch"][: len(inner)] = inner
-    grid = min(int(template["tiles"]), LARGEST_GRID)
+    grid = min(int(template["tiles"]), blocks or LARGEST_GRID)
     for index in itertools.product(*map(range, outer_extents)):
         params = template.copy()
         for name, operand in operands.items():
@@ -213,7 +217,7 @@ def fill_params(
 
 def _scales(problem: Problem, variant: Variant) -> tuple[tuple[float, float], float]:
     p_scale = probability_scale(problem.n)
-    if variant.family != "sm80":
+    if variant.family not in ("sm80", "sm90"):
         return split_scale(problem.scale, problem.accumulate), p_scale
     # Sums of P v in float32 can't overflow where v is float16.
     return (

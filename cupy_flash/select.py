@@ -11,12 +11,16 @@ from cupy_flash.problem import Problem
 from cupy_flash.variant import WARP, Tile, Variant
 
 # Head dims that kernels are compiled for; d and p are rounded up to one of them.
-HEAD_DIM_BUCKETS = {"simt": (32, 64, 128, 256), "sm80": (32, 64, 96, 128, 192, 256)}
+HEAD_DIM_BUCKETS = {
+    "simt": (32, 64, 128, 256),
+    "sm80": (32, 64, 96, 128, 192, 256),
+    "sm90": (64, 128),
+}
 # Shared memory that a kernel has without opting in, on every GPU.
 DEFAULT_SHARED_MEMORY = 49_152
 # What a block of a family may need: what every GPU from sm_75 on gives it after opting in, and
 # every GPU from sm_80 on.
-SHARED_MEMORY = {"simt": 65_536, "sm80": 101_376}
+SHARED_MEMORY = {"simt": 65_536, "sm80": 101_376, "sm90": 232_448}
 # Largest and smallest magnitude of a scale that sm80 splits between q in 16 bits and a float32.
 SM80_SCALES = (2.0**-100, 2.0**100)
 # The tensor cores' kernels count keys in 32 bits.
@@ -77,8 +81,22 @@ SM80_TILES = {
     192: Tile(64, 64, 4, WARP, blocks=2),
     256: Tile(64, 64, 4, WARP, blocks=2),
 }
+# The same of sm90: four warps have 64 rows, and four more bring keys. Without options head dims to
+# 64 have room for a third group.
+SM90_TILES = {
+    64: Tile(128, 128, 96, 4, stages=2, groups=True),
+    128: Tile(128, 128, 96, 4, stages=2, groups=True),
+}
+SM90_WIDE_TILE = Tile(192, 128, 128, 4, stages=2, groups=True)
+# Rows of sm90's tiles above which blocks take one tile each where tiles differ in how many keys
+# they see: whoever is done first takes the next.
+MOST_ROWS_IN_ROUNDS = 4096
 # What a multiprocessor keeps of its shared memory for each block.
 RESERVED_SHARED_MEMORY = 1024
+
+
+# From the fastest on.
+FAMILIES = ("sm90", "sm80", "simt", "naive")
 
 
 @dataclass(frozen=True)
@@ -91,9 +109,7 @@ class Choice:
 
 def choose(problem: Problem, device: Device) -> Choice:
     """Choose the kernel of a problem; raise ValueError if a forced one can't compute it."""
-    obstacles = {
-        family: _obstacles(family, problem, device) for family in ("sm90", "sm80", "simt", "naive")
-    }
+    obstacles = {family: _obstacles(family, problem, device) for family in FAMILIES}
     if problem.kernel is not None:
         against = obstacles[problem.kernel]
         if against:
@@ -106,6 +122,9 @@ def choose(problem: Problem, device: Device) -> Choice:
         return Choice(_variant(problem.kernel, problem, device), (reason,))
     reasons = []
     for family, against in obstacles.items():
+        if not against and family == "sm90":
+            reasons.append("sm90: no, only kernel='sm90' takes it until it is verified on a GPU")
+            continue
         if not against:
             reasons.append(f"{family}: the fastest family that can")
             return Choice(_variant(family, problem, device), tuple(reasons))
@@ -115,15 +134,23 @@ def choose(problem: Problem, device: Device) -> Choice:
 
 def _obstacles(family: str, problem: Problem, device: Device) -> tuple[str, ...]:
     """Why a family can't compute a problem on a device; empty if it can."""
-    if family == "sm90":
-        return ("this version doesn't have it yet",)
     if family == "naive":
         return ()
     against = []
-    if family == "sm80":
+    if family == "sm90":
+        if device.arch != 90:
+            against.append(f"it needs compute capability 9.0, {device.name} has another one")
+        elif not device.warpgroups:
+            against.append(
+                "it needs the target sm_90a: NVRTC 12.9 or newer, and CUPY_COMPILE_WITH_PTX unset"
+            )
+        for name in ("mask", "bias"):
+            if getattr(problem, name) is not None:
+                against.append(f"it takes no {name}")
+    if family in ("sm80", "sm90"):
         if problem.dtype not in ("float16", "bfloat16"):
             against.append(f"it computes float16 and bfloat16, not {problem.dtype}")
-        if device.arch < 80:
+        if family == "sm80" and device.arch < 80:
             against.append(f"it needs compute capability 8.0, {device.name} has less")
         smallest, largest = SM80_SCALES
         if problem.scale and not smallest <= abs(problem.scale) <= largest:
@@ -157,6 +184,9 @@ def _variant(family: str, problem: Problem, device: Device) -> Variant:
         tiles = SIMT_SCORE_TILES if _scores_one_by_one(problem) else SIMT_TILES
         tile = tiles[problem.accumulate, widest]
         tile = replace(tile, chunk_d=min(tile.chunk_d, head_dim))
+    elif family == "sm90":
+        unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
+        tile = _sm90_tile(widest, problem)
     elif family == "sm80":
         unit = min(problem.q.unit, problem.k.unit, problem.v.unit)
         tile = _sm80_tile(widest, device)
@@ -233,6 +263,24 @@ def _sm80_tile(widest: int, device: Device) -> Tile:
     """
     tile = SM80_TILES[widest]
     return replace(tile, block_m=64) if device.arch >= 100 else tile
+
+
+def _sm90_tile(widest: int, problem: Problem) -> Tile:
+    """Return the tile of a head-dim bucket; with options scores take registers."""
+    plain = not _scores_one_by_one(problem) and problem.sinks is None
+    return SM90_WIDE_TILE if widest == 64 and plain else SM90_TILES[widest]
+
+
+def resident_blocks(problem: Problem, variant: Variant, device: Device) -> int | None:
+    """Return how many blocks a launch has at most, which take tiles in turns; None for any number.
+
+    sm90 brings the next tile while it computes one.
+    """
+    if variant.family != "sm90":
+        return None
+    bounded = problem.left is not None or problem.right is not None
+    uneven = bounded or problem.k_lengths is not None or problem.q_lengths is not None
+    return None if uneven and problem.m > MOST_ROWS_IN_ROUNDS else device.sm_count
 
 
 def _fitting(variant: Variant, device: Device) -> Variant:

@@ -184,6 +184,8 @@ def _forward(variant: Variant) -> _Constants:
     sizes = {"kBlockM": tile.block_m, "kBlockN": tile.block_n}
     if variant.family == "sm80":
         sizes |= {"kWarps": tile.threads_m, "kUnit": variant.unit}
+    elif variant.family == "sm90":
+        sizes |= {"kStages": tile.stages, "kUnit": variant.unit}
     elif variant.family == "simt":
         sizes |= {"kThreadsM": tile.threads_m, "kThreadsN": tile.threads_n}
         sizes |= {"kChunkD": tile.chunk_d, "kChunkN": tile.chunk_n}

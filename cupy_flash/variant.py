@@ -12,6 +12,8 @@ STORED_BYTES = {"float16": 2, "bfloat16": 2, "uint8": 1}
 WARP = 32
 # What a block of sm80 keeps in shared memory beside its tiles.
 SM80_WORK_BYTES = 192
+# And of sm90, for this tile and the next, beside its barriers.
+SM90_WORK_BYTES = 2 * SM80_WORK_BYTES + 128
 
 # Elements between rows in simt's shared memory where the tensor cores multiply, and those of V.
 MATRIX_PAD = 4
@@ -33,15 +35,16 @@ class Tile:
     blocks : int
         Blocks that a multiprocessor should hold at a time; bounds the registers of a thread.
     stages : int
-        Tiles of what passes by that are in shared memory, or on their way (the backward pass).
+        Tiles of what passes by that are in shared memory, or on their way (sm90 and the backward
+        pass).
     split : int
         Warps that share rows and take turns at columns (the backward pass).
     matrix : bool
         Whether warps multiply float64 by mma.sync: thread t has rows and columns of fragments
         (simt).
     groups : bool
-        Whether four warps multiply together by wgmma, which sm_90a alone can: float32 (simt), and
-        the backward pass.
+        Whether four warps multiply together by wgmma, which sm_90a alone can: sm90, float32
+        (simt), and the backward pass.
     """
 
     block_m: int
@@ -88,7 +91,7 @@ class Variant:
         Whether scores are capped.
     tile : Tile
     unit : int
-        Bytes that rows of q, k and v are copied in (sm80).
+        Bytes that rows of q, k and v are copied in (sm80, sm90).
     tf32 : bool
         Whether products of float32 on the tensor cores may have the accuracy of TF32 (simt).
     """
@@ -159,6 +162,10 @@ class Variant:
             # In the end O takes their place.
             output = tile.block_m * self.head_dim_v * ITEMSIZE[self.o]
             return max(tiles, output) + SM80_WORK_BYTES
+        if self.family == "sm90":
+            rows = tile.block_m * (2 * self.head_dim + self.head_dim_v)
+            keys = tile.stages * tile.block_n * (self.head_dim + self.head_dim_v)
+            return (rows + keys) * ITEMSIZE[self.q] + SM90_WORK_BYTES
         if tile.groups:
             return self._split_bytes()
         if tile.matrix:

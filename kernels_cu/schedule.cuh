@@ -1,5 +1,5 @@
 // Which rows of which batch entry and head a block computes next. The grid is one-dimensional and may be
-// smaller than the work: a block takes every gridDim-th tile. What a row's result depends on never
+// smaller than the work: of every gridDim tiles a block takes one. What a row's result depends on never
 // includes the tile's number.
 #pragma once
 
@@ -62,7 +62,9 @@ __device__ __forceinline__ Extent extent_of(const Params& params, const Tile& ti
   return extent;
 }
 
-template <class Config>
+// kToAndFro: rounds of few blocks go to and fro. With fewer keys from tile to tile the first block would else get the
+// most in all of them.
+template <class Config, bool kToAndFro = false>
 struct Schedule {
   const Params& params;
   int round = -1;  // one register, where the tile's number takes two
@@ -82,7 +84,8 @@ struct Schedule {
 
  private:
   static __device__ __forceinline__ long long number(int round) {
-    return blockIdx.x + static_cast<long long>(round) * gridDim.x;
+    const unsigned place = kToAndFro && round % 2 == 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    return place + static_cast<long long>(round) * gridDim.x;
   }
 
   __device__ __forceinline__ Tile locate(long long number) const {

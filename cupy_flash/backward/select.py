@@ -28,11 +28,15 @@ def choose_forward(problem: BackwardProblem, device: Device) -> Variant:
     """Return what the passes have in common: family, element types, head dims and options."""
     call = problem.forward
     chosen = choose(call, device).variant
+    if chosen.family == "sm90":
+        # On Hopper the gradients of sm80 multiply by warpgroups, too.
+        call = replace(call, kernel="sm80")
+        chosen = choose(call, device).variant
     while against := _obstacles(chosen, problem):
-        if call.kernel is not None:
+        if problem.forward.kernel is not None:
             raise ValueError(
-                f"attention_backward: kernel={call.kernel!r} can't compute these gradients: "
-                f"{against}; kernel=None takes the fastest that can"
+                f"attention_backward: kernel={problem.forward.kernel!r} can't compute these "
+                f"gradients: {against}; kernel=None takes the fastest that can"
             )
         chosen = choose(replace(call, kernel="simt"), device).variant
     chosen = replace(chosen, sinks=None)

@@ -92,6 +92,17 @@ FAMILIES: dict[str, Axes] = {
         **FLAGS,
         "arch": ARCHS[1:],
     },
+    "sm90": {
+        "dtypes": DTYPES[:2],
+        "d": HEAD_DIM_BUCKETS["sm90"],
+        "p": HEAD_DIM_BUCKETS["sm90"],
+        "unit": (16, 4, 2),
+        **FLAGS,
+        "mask": (None,),
+        "bias": (None,),
+        "bias_along": ("keys",),
+        "arch": (90,),
+    },
 }
 # A softmax has a kernel for each length of a row up to one that fits in registers, and one for each
 # pass over longer rows.
@@ -149,7 +160,9 @@ def rows(family: str) -> list[Row]:
     if "unit" in axes:
         plain["unit"] = 16
     plain = {axis: value for axis, value in plain.items() if axis in axes}
-    dtypes = [dtypes for dtypes in axes["dtypes"] if family == "sm80" or dtypes in DTYPES[2:4]]
+    dtypes = [
+        dtypes for dtypes in axes["dtypes"] if family in ("sm80", "sm90") or dtypes in DTYPES[2:4]
+    ]
     first = itertools.product(dtypes, axes["d"], ("none", "right"))
     usual = [plain | {"dtypes": x, "d": d, "p": d, "bounds": b} for x, d, b in first]
     if "precision" in axes:

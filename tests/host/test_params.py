@@ -171,6 +171,16 @@ def test_launches_visit_every_batch_entry_once(batch, steps, dtype):
             assert (entry["head"], entry["row"], entry["column"]) == places
 
 
+@pytest.mark.parametrize(("blocks", "grid"), [(None, 24), (5, 5), (24, 24), (100, 24)])
+def test_a_launch_has_no_more_blocks_than_it_may(blocks, grid):
+    problem = problem_of([(2, 4, 130, 64)] * 3, dtype="float16", kernel="sm80")
+    variant = choose(problem, assumed(100)).variant
+    pointers = dict.fromkeys("qkvo", 1 << 32)
+    (launch,) = launches(problem, variant, pointers, blocks)
+    assert launch.grid == grid
+    assert launch.params["tiles"] == 24
+
+
 def test_more_axes_than_the_struct_has_take_several_launches():
     shape = (2, 2, 2, 2, 3, 2, 1, 4, 5)
     gaps = [(*(3**axis * 100 for axis in range(6)), 50, 5, 1)] * 3

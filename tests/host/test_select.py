@@ -22,6 +22,7 @@ from cupy_flash.select import (
     SIMT_TILES,
     SM80_TILES,
     choose,
+    resident_blocks,
 )
 from cupy_flash.variant import WARP
 from problems import DTYPES
@@ -355,7 +356,7 @@ def test_a_forced_kernel_is_taken(kernel):
         ("simt", 64, 257, ("p is 257, above 256", "kernel=None takes the fastest")),
         ("simt", 512, 300, ("d is 512", "p is 300")),
         ("sm80", 64, 300, ("float16 and bfloat16, not float32", "p is 300", "Able are 'naive';")),
-        ("sm90", 64, 64, ("doesn't have it yet", "Able are 'simt', 'naive';")),
+        ("sm90", 64, 64, ("float16 and bfloat16, not float32", "Able are 'simt', 'naive';")),
         ("sm90", 999, 64, ("Able are 'naive';",)),
     ],
 )
@@ -413,3 +414,61 @@ def test_a_gpu_with_little_shared_memory_falls_back_to_naive():
     choice = choose(problem_of(d=64), small)
     assert choice.variant.family == "naive"
     assert any("49,152 bytes of shared memory" in reason for reason in choice.reasons)
+
+
+SM90 = {"dtypes": ("float16",) * 3, "kernel": "sm90"}
+
+
+def sm90_of(m, **options):
+    x = planned((2, 4, m, 64), np.dtype(np.float16))
+    return make_problem(x, x, x, check_options(kernel="sm90", **options))
+
+
+@pytest.mark.parametrize(
+    ("m", "options", "blocks"),
+    [
+        (100, {}, 132),
+        (8192, {}, 132),
+        (4096, {"causal": True}, 132),
+        (4097, {"causal": True}, None),
+        (8192, {"window": (100, None)}, None),
+        (8192, {"k_lengths": planned((2,), np.dtype(np.int32))}, None),
+    ],
+)
+def test_blocks_of_sm90_go_round_unless_tiles_of_many_rows_differ(m, options, blocks):
+    problem, device = sm90_of(m, **options), assumed(90)
+    variant = choose(problem, device).variant
+    assert variant.family == "sm90"
+    assert resident_blocks(problem, variant, device) == blocks
+    assert blocks in (None, device.sm_count)
+
+
+def test_blocks_of_other_families_have_a_tile_each():
+    device = assumed(90)
+    for kernel in ("sm80", "simt", "naive"):
+        problem = problem_of(dtypes=("float16",) * 3, kernel=kernel)
+        assert resident_blocks(problem, choose(problem, device).variant, device) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "words"),
+    [
+        ({"d": 129}, assumed(90), "d is 129, above 128"),
+        ({"p": 200}, assumed(90), "p is 200, above 128"),
+        ({"mask": planned((33, 77), np.dtype(bool))}, assumed(90), "takes no mask"),
+        ({"bias": planned((33, 77), np.dtype(np.float16))}, assumed(90), "takes no bias"),
+        ({"scale": 2.0**120}, assumed(90), "scale is"),
+        ({}, assumed(80), r"compute capability 9\.0, a GPU of .* 8\.0 has another one"),
+        ({}, dataclasses.replace(assumed(90), warpgroups=False), r"sm_90a: NVRTC 12\.9 or newer"),
+    ],
+)
+def test_what_sm90_cannot_it_says(options, device, words):
+    with pytest.raises(ValueError, match=words):
+        choose(problem_of(**(SM90 | options)), device)
+
+
+@pytest.mark.parametrize(("p", "rows"), [(64, 192), (128, 128)])
+def test_sm90_takes_more_rows_where_registers_are_left(p, rows):
+    for options, expected in (({}, rows), ({"causal": True}, rows), ({"softcap": 3.0}, 128)):
+        variant = choose(problem_of(64, p, **SM90, **options), assumed(90)).variant
+        assert variant.tile.block_m == expected
