@@ -27,6 +27,7 @@ import numpy as np
 
 import cupy_flash
 from cupy_flash import accuracy, reference
+from cupy_flash.device import actual
 from cupy_flash.products import loosest
 from layouts import LAYOUTS, PITCHES, Strided, strided
 from problems import DTYPES, KERNEL_DTYPES, ONE_DTYPE
@@ -48,12 +49,15 @@ DIMS = {
         *((32, 24), (25, 32), (64, 40), (50, 64), (96, 72), (66, 96)),
         *((128, 104), (97, 128), (192, 136), (130, 192), (256, 200), (193, 256)),
     ),
+    "sm90": ((64, 40), (50, 64), (128, 104), (97, 128)),
 }
+SIXTEEN_BITS = KERNEL_DTYPES["sm80"]
 # With the pitches, rows of 33 columns of 16 bits begin at units of 16 or 4 bytes, and end in one.
 IN_EVERY_LAYOUT = {
     "naive": (("float32", 33, 40),),
     "simt": (("float32", 33, 40),),
     "sm80": (("float16", 33, 41), ("bfloat16", 40, 24)),
+    "sm90": (("float16", 33, 41), ("bfloat16", 40, 24)),
 }
 UNITS = {("sm80", 16), ("sm80", 4), ("sm80", 2)}
 
@@ -106,9 +110,19 @@ class Small:
         return {"q": (slice(rows[0]), slice(rows[1])), "k": of_keys, "v": of_keys}
 
 
-def problems() -> Iterator[Small]:
+def kinds_of(kernel: str) -> list[str]:
+    """Return the options that a kernel takes: sm90 no mask and no bias."""
+    arrays = {"mask", "bias"} if kernel == "sm90" else set()
+    return [name for name, (_, given) in KINDS.items() if not arrays & {*given}]
+
+
+def problems(*, hopper: bool) -> Iterator[Small]:
     for kernel, dims in DIMS.items():
-        both = itertools.product(KERNEL_DTYPES[kernel], dims)
+        if kernel == "sm90" and not hopper:
+            continue
+        dtypes = KERNEL_DTYPES.get(kernel, SIXTEEN_BITS)
+        kinds = kinds_of(kernel)
+        both = itertools.product(dtypes, dims)
         for number, (dtype, (d, p)) in enumerate(both):
             causal = number % 2 == 1
             lengths = ((67, 3), (0, 41)) if number % 3 == 0 else None
@@ -116,21 +130,22 @@ def problems() -> Iterator[Small]:
         layouts = (*LAYOUTS, *PITCHES)
         for layout, (dtype, d, p) in itertools.product(layouts, IN_EVERY_LAYOUT[kernel]):
             yield Small(kernel, dtype, d, p, causal=True, layout=layout)
-        for number, options in enumerate(KINDS):
+        for number, options in enumerate(kinds):
             d, p = dims[number % len(dims)]
-            dtype = KERNEL_DTYPES[kernel][number % len(KERNEL_DTYPES[kernel])]
+            dtype = dtypes[number % len(dtypes)]
             lengths = ((67, 3), (0, 41)) if options == "everything" else None
             yield Small(kernel, dtype, d, p, options=options)
             yield Small(kernel, dtype, d, p, m=1, options=options)
             yield Small(kernel, dtype, d, p, m=130, n=141, lengths=lengths, options=options)
-        for layout, options in itertools.product(layouts, ("mask of pairs", "everything")):
+        in_layouts = [name for name in ("mask of pairs", "everything") if name in kinds]
+        for layout, options in itertools.product(layouts, in_layouts):
             dtype, d, p = IN_EVERY_LAYOUT[kernel][0]
             yield Small(kernel, dtype, d, p, layout=layout, options=options)
         yield Small(kernel, "float16", 64, 64, m=1, n=129, lengths=((1, 0), (65, 129)))
         yield Small(kernel, "float16", 64, 64, m=5, n=1)
         yield Small(kernel, "float16", 64, 64, m=140, n=200, causal=True)
         for empty in ({"d": 0}, {"p": 0}, {"n": 0}):
-            yield Small(kernel, ONE_DTYPE[kernel], **{"d": 8, "p": 8, **empty})
+            yield Small(kernel, ONE_DTYPE.get(kernel, "float16"), **{"d": 8, "p": 8, **empty})
 
 
 def placed(
@@ -263,7 +278,7 @@ def main() -> None:
     worst = 0.0
     counts: Counter[str] = Counter()
     units = set()
-    for small in problems():
+    for small in problems(hopper=actual(0).warpgroups):
         for guarded in (False, True):
             ratio, unit = run(small, guarded)
             worst = max(worst, ratio)
