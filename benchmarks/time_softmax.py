@@ -22,7 +22,7 @@ import cupy
 import numpy as np
 
 from cupy_flash import accuracy, reference, softmax
-from cupy_flash.arrays import FLOATS, describe, to_dtype
+from cupy_flash.arrays import FLOAT_NAMES, describe, to_dtype
 from cupy_flash.commands.table import aligned
 from cupy_flash.device import actual
 from cupy_flash.softmaxes.problem import METHODS, make_softmax_problem
@@ -101,9 +101,8 @@ def row(point: dict[str, Any]) -> tuple[str, ...]:
 
 
 def main() -> None:
-    names = [dtype.name for dtype in FLOATS]
     parser = argparse.ArgumentParser(description="Time both softmaxes beside a copy.")
-    parser.add_argument("--dtype", nargs="+", choices=names, default=names)
+    parser.add_argument("--dtype", nargs="+", choices=FLOAT_NAMES, default=list(FLOAT_NAMES))
     parser.add_argument("--n", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--megabytes", type=int, default=1024, help="of x (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=4, help="calls per measurement")

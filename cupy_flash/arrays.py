@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cupy_flash.device import import_cupy
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FLOATS = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
-FLOAT_NAMES = tuple(dtype.name for dtype in FLOATS)
+BFLOAT16 = "bfloat16"
+FLOAT_NAMES = ("float16", BFLOAT16, "float32", "float64")
+_FLOATS_OF_NUMPY = tuple(np.dtype(name) for name in FLOAT_NAMES if name != BFLOAT16)
 
 
+@functools.cache
 def to_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a name; NumPy alone doesn't know "bfloat16"."""
-    return BFLOAT16 if name == BFLOAT16.name else np.dtype(name)
+    if name != BFLOAT16:
+        return np.dtype(name)
+    # Only where it is needed: to import its version 0.7.0 takes 2 s.
+    import ml_dtypes
+
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether it is one of the four element types, in native byte order."""
+    return dtype in _FLOATS_OF_NUMPY or (dtype.name == BFLOAT16 and dtype == to_dtype(BFLOAT16))
 
 
 @dataclass(frozen=True)
@@ -156,10 +168,10 @@ def check_aligned(name: str, info: ArrayInfo, call: str = "attention") -> None:
 
 def check_float(name: str, dtype: np.dtype[Any], call: str = "attention") -> None:
     """Accept float16, bfloat16, float32, float64 in native byte order; else a TypeError."""
-    if dtype in FLOATS:
+    if is_float(dtype):
         return
     allowed = ", ".join(FLOAT_NAMES)
-    if dtype.newbyteorder("=") in FLOATS:
+    if is_float(dtype.newbyteorder("=")):
         way = f"its byte order is not the machine's: {name}.astype({dtype.newbyteorder('=').name})"
     elif dtype.kind == "c" and call == "softmax":
         way = "complex numbers have no maximum"
@@ -182,7 +194,7 @@ def promote(infos: Mapping[str, ArrayInfo]) -> np.dtype[Any]:
     for name, info in infos.items():
         check_float(name, info.dtype)
     dtypes = {info.dtype for info in infos.values()}
-    if np.dtype(np.float16) in dtypes and BFLOAT16 in dtypes:
+    if {"float16", BFLOAT16} <= {dtype.name for dtype in dtypes}:
         which = ", ".join(f"{name} is {info.dtype.name}" for name, info in infos.items())
         raise TypeError(
             f"attention: {which}; float16 and bfloat16 have no common dtype. "

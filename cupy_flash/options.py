@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_flash.arrays import FLOATS, ArrayInfo, describe
+from cupy_flash.arrays import FLOAT_NAMES, ArrayInfo, describe, is_float
 
 KERNELS = ("naive", "simt", "sm80", "sm90")
 INTEGERS = tuple(np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -70,10 +70,10 @@ def check_options(
         right=right,
         offset=_offset(offset),
         mask=_mask(mask),
-        bias=_reals("bias", bias, FLOATS + INTEGERS),
+        bias=_reals("bias", bias, integers=True),
         softcap=_softcap(softcap),
-        alibi_slopes=_reals("alibi_slopes", alibi_slopes, FLOATS),
-        sinks=_reals("sinks", sinks, FLOATS),
+        alibi_slopes=_reals("alibi_slopes", alibi_slopes),
+        sinks=_reals("sinks", sinks),
         q_lengths=_lengths("q_lengths", q_lengths),
         k_lengths=_lengths("k_lengths", k_lengths),
         precision=_precision(precision),
@@ -91,7 +91,7 @@ def boolean(name: str, value: Any) -> bool:
 
 def _is_real(value: Any) -> bool:
     if isinstance(value, np.generic):
-        return value.dtype in FLOATS or value.dtype.kind in "iuf"
+        return is_float(value.dtype) or value.dtype.kind in "iuf"
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
@@ -179,16 +179,20 @@ def _mask(value: Any) -> ArrayInfo | None:
     return info
 
 
-def _reals(name: str, value: Any, allowed: tuple[np.dtype[Any], ...]) -> ArrayInfo | None:
+def _reals(name: str, value: Any, *, integers: bool = False) -> ArrayInfo | None:
     """Accept an array of real numbers that takes no part in the promotion of q, k and v."""
     if value is None:
         return None
     info = describe(name, value)
     dtype = info.dtype
-    if dtype in allowed:
+
+    def allowed(dtype: np.dtype[Any]) -> bool:
+        return is_float(dtype) or (integers and dtype in INTEGERS)
+
+    if allowed(dtype):
         return info
-    names = ", ".join(element.name for element in allowed)
-    if dtype.newbyteorder("=") in allowed:
+    names = ", ".join((*FLOAT_NAMES, *(x.name for x in INTEGERS if integers)))
+    if allowed(dtype.newbyteorder("=")):
         way = f"Its byte order is not the machine's: {name}.astype({dtype.newbyteorder('=').name})"
     elif dtype == np.bool_ and name == "bias":
         way = "For True = attend say mask=, else bias.astype(numpy.float32)"

@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy_flash.arrays import FLOATS
+from cupy_flash.arrays import FLOAT_NAMES, is_float
 from cupy_flash.exact_head import Head
 from cupy_flash.gradients import check_wrt, gradients_type
 from cupy_flash.reference_heads import Heads, Window
@@ -227,9 +227,8 @@ def _check_gradient(name: str, x: Any, shape: tuple[int, ...], result: str) -> N
             f"attention_backward: {name} is a {type(x).__name__}; a NumPy array is needed. Convert "
             "it with numpy.asarray or cupy.asnumpy"
         )
-    allowed = (*FLOATS, np.dtype(np.longdouble))
-    if x.dtype not in allowed:
-        names = ", ".join(dtype.name for dtype in allowed[:-1])
+    if not is_float(x.dtype) and x.dtype != np.dtype(np.longdouble):
+        names = ", ".join(FLOAT_NAMES)
         raise TypeError(
             f"attention_backward: {name} has dtype {x.dtype}; allowed are {names} and longdouble. "
             f"Convert it: {name}.astype(numpy.float64)"

@@ -224,6 +224,10 @@ def test_numpy_call_leaves_cupy_alone():
     python(ATTENTION + "assert 'cupy' not in sys.modules\n", ROOT)
 
 
+def test_bfloat16_alone_imports_what_has_it():
+    python(ATTENTION + "assert 'ml_dtypes' not in sys.modules\n", ROOT)
+
+
 def test_import_is_cheap():
     """Seconds beyond those of NumPy, best of five, so that a busy machine does not decide."""
     timed = (
