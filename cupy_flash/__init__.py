@@ -10,7 +10,7 @@ from cupy_flash.api import attention
 from cupy_flash.backward.api import attention_backward, workspace_size
 from cupy_flash.backward.vjp import attention_vjp
 from cupy_flash.env import configure_logging
-from cupy_flash.errors import CompileError
+from cupy_flash.errors import CompileError, PerformanceWarning
 from cupy_flash.explanation import Explanation, explain
 from cupy_flash.softmaxes.api import softmax
 from cupy_flash.unfused import standard_attention
@@ -22,6 +22,7 @@ configure_logging()
 __all__ = [
     "CompileError",
     "Explanation",
+    "PerformanceWarning",
     "__version__",
     "attention",
     "attention_backward",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cupy_flash.errors import INSTALL_CUPY
+from cupy_flash.errors import INSTALL_CUPY, PerformanceWarning
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ class Device:
     def float64_matrix(self) -> bool:
         """Whether its tensor cores multiply float64 faster than its FMA units do."""
         return self.arch in (80, 90)
+
+    @property
+    def with_warpgroups(self) -> Device | None:
+        """What it would be with another NVRTC; None if that wouldn't change anything."""
+        missing = self.arch == 90 and not self.warpgroups
+        return replace(self, warpgroups=True) if missing else None
 
 
 # Compute capability: (largest shared memory of a block in bytes, multiprocessors of a usual part).
@@ -82,6 +89,19 @@ def compiles_for_sm_90a() -> bool:
     """Whether an option of RawModule makes CuPy compile for sm_90a."""
     # Older ones refuse a second -arch; to PTX CuPy's own one is of another kind (compute_90).
     return nvrtc_version() >= (12, 9) and os.environ.get("CUPY_COMPILE_WITH_PTX", "0") in ("", "0")
+
+
+@functools.cache
+def warn_of_missing_warpgroups() -> None:
+    """Warn, once, whoever called `attention` or its gradients."""
+    version = ".".join(map(str, nvrtc_version()))
+    warnings.warn(
+        "cupy_flash: on this GPU the call would be faster by warpgroups (wgmma), which kernels for "
+        f"sm_90a have: install NVRTC 12.9 or newer, CuPy has loaded {version}, and leave "
+        "CUPY_COMPILE_WITH_PTX unset",
+        PerformanceWarning,
+        stacklevel=4,
+    )
 
 
 def import_cupy() -> Any:

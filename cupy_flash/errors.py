@@ -1,4 +1,4 @@
-"""The exceptions that are ours; everything else is a TypeError, a ValueError or an ImportError."""
+"""The exceptions and warnings that are ours; all else is a TypeError, ValueError or ImportError."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def named(call: str) -> Iterator[None]:
                 error.args = (f"{call}:{first.removeprefix(shared)}", *rest)
                 break
         raise
+
+
+class PerformanceWarning(UserWarning):
+    """A call is right, but slower than it could be: the message says why, and the way out."""
 
 
 class CompileError(RuntimeError):

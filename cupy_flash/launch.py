@@ -50,6 +50,8 @@ def forward(
     index = problem.device or 0
     device = devices.actual(index)
     variant = choose(problem, device).variant
+    if (better := device.with_warpgroups) and choose(problem, better).variant != variant:
+        devices.warn_of_missing_warpgroups()
     given = dict(inputs) | {name: x for name, x in (("o", out), ("lse", lse)) if x is not None}
     with devices.import_cupy().cuda.Device(index):
         blocks = resident_blocks(problem, variant, device)

@@ -50,7 +50,10 @@ def backward(
     tuple of array
     """
     index = problem.forward.device or 0
-    passes = make_passes(problem, devices.actual(index))
+    device = devices.actual(index)
+    passes = make_passes(problem, device)
+    if (better := device.with_warpgroups) and make_passes(problem, better) != passes:
+        devices.warn_of_missing_warpgroups()
     with devices.import_cupy().cuda.Device(index):
         plan = make_plan(problem, passes, inputs, out, workspace)
         keep(key, plan)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from backward_variants import PASSES, variant
-from cupy_flash import CompileError, compile, device
+from cupy_flash import (
+    CompileError,
+    PerformanceWarning,
+    attention,
+    attention_backward,
+    compile,
+    device,
+)
 from cupy_flash.arrays import planned, to_dtype
 from cupy_flash.backward.select import with_tile
 from cupy_flash.backward.variant import StatisticsVariant, SumVariant
 from cupy_flash.options import check_options
 from cupy_flash.problem import make_problem
 from cupy_flash.select import choose
-from fake_cupy import installed
+from fake_cupy import FakeArray, installed
 
 ARCHS = tuple(device._KNOWN)
 GROUPS = ("--std=c++17", "-arch=sm_90a")
@@ -136,3 +146,48 @@ def test_cupy_is_given_the_options_and_a_refusal_names_them(cupy):
         compile.kernel(of_keys(what="k"), 0)
     assert caught.value.options == GROUPS
     assert "-arch=sm_90a" in str(caught.value)
+
+
+@pytest.fixture
+def without_warpgroups(cupy):
+    """A Hopper GPU whose CuPy can't compile for sm_90a."""
+    become(cupy, 90, (12, 4))
+    device.warn_of_missing_warpgroups.cache_clear()
+    yield cupy
+    device.warn_of_missing_warpgroups.cache_clear()
+
+
+def on_gpu(dtype, d=64):
+    return FakeArray(np.zeros((1, 2, 16, d), to_dtype(dtype)), 0)
+
+
+def test_who_would_have_warpgroups_by_another_nvrtc_is_warned_once(without_warpgroups):
+    x = on_gpu("float32")
+    with pytest.warns(PerformanceWarning, match=r"12\.9 or newer, CuPy has loaded 12\.4") as caught:
+        attention(x, x, x)
+    assert caught[0].filename == __file__
+    # pytest makes errors of warnings.
+    attention(x, x, x, causal=True)
+
+
+def test_gradients_warn_too(without_warpgroups):
+    x = on_gpu("float16")
+    lse = FakeArray(np.zeros((1, 2, 16), np.float32), 0)
+    with pytest.warns(PerformanceWarning, match="CUPY_COMPILE_WITH_PTX unset") as caught:
+        attention_backward(x, x, x, x, x, lse)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(("dtype", "d"), [("float64", 64), ("float16", 64), ("float32", 256)])
+def test_who_would_not_isn_t(without_warpgroups, dtype, d):
+    x = on_gpu(dtype, d)
+    attention(x, x, x)
+
+
+def test_other_gpus_lack_nothing(cupy):
+    for arch in (80, 89, 100):
+        assert device.assumed(arch).with_warpgroups is None
+    assert device.assumed(90).with_warpgroups is None
+    become(cupy, 90, (12, 8))
+    found = device.actual(0)
+    assert found.with_warpgroups == dataclasses.replace(found, warpgroups=True)
