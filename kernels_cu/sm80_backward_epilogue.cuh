@@ -124,6 +124,6 @@ __device__ __forceinline__ void store_gradients(const Block& block, const OwnTil
   using Rows = TileRows<OwnTile, Block::kWarpRows / Block::kSplit>;
   const int row = block.warp_row() + block.part() * Rows::kRows;
   const auto& work = block.work();
-  store_tile<1>(Rows{tile, row}, target + (work.own.begin + row) * operand.row, operand, work.own_count - row,
+  store_tile(Rows{tile, row}, target + (work.own.begin + row) * operand.row, operand, work.own_count - row,
              columns);
 }

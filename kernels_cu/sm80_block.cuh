@@ -17,7 +17,6 @@ struct Sm80Block {
   static constexpr int kSplit = 1;  // warps that share rows
   static constexpr int kWarpRows = Config::kBlockM / kWarps;
   static constexpr int kTiles = kWarpRows / 16;
-  static constexpr int kStoreBatch = 1;
 
   using QTile = MatrixTile<Config::kBlockM, Config::kHeadDim>;
   using KTile = MatrixTile<Config::kBlockN, Config::kHeadDim>;

@@ -36,45 +36,28 @@ __device__ __forceinline__ void divide_rows(const Softmax& softmax, Output& O) {
   }
 }
 
-// Writes the first `count` of a piece's elements.
-template <class OType>
-__device__ __forceinline__ void store_elements(OType* target, long long stride, const Words4& words, int count) {
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    const unsigned bits = words.word[e / 2] >> 16 * (e % 2) & 0xffffu;
-    if (e < count) store_global(target + e * stride, OType{static_cast<unsigned short>(bits)});
-  }
-}
-
-// Writes the first `columns` elements of the first `rows` rows of a warp's tile in shared memory, kBatch pieces of 16
-// bytes at a time: each waits for shared memory once.
-template <int kBatch, class OType, class Tile>
+// Writes the first `columns` elements of the first `rows` rows of a warp's tile in shared memory.
+template <class OType, class Tile>
 __device__ __forceinline__ void store_tile(const Tile& tile, OType* target, const Operand& o,
                                            int rows, int columns) {
   const bool whole = o.column == 1 && o.row % 8 == 0 && columns % 8 == 0 &&
                      reinterpret_cast<unsigned long long>(target) % 16 == 0;
-  const int lane = opaque(static_cast<int>(threadIdx.x)) % 32;
-  constexpr int kSteps = Tile::kRows * Tile::kPieces / 32;
-  static_assert(kSteps * 32 == Tile::kRows * Tile::kPieces, "a warp's pieces");
 #pragma unroll 1
-  for (int step = 0; step < kSteps; step += kBatch) {
-    Words4 words[kBatch];
+  for (int i = opaque(static_cast<int>(threadIdx.x)) % 32; i < Tile::kRows * Tile::kPieces; i += 32) {
+    const int row = i / Tile::kPieces;
+    const int column = i % Tile::kPieces * 8;
+    if (row >= rows || column >= columns) continue;
+    const Words4 words = load_shared<Words4>(tile.at(row, column / 8));
+    OType* piece = target + row * o.row + column * o.column;
+    if (whole) {
+      store_global(reinterpret_cast<Words4*>(piece), words);
+    } else {
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int i = lane + (step + b) * 32;
-      if (step + b < kSteps) words[b] = load_shared<Words4>(tile.at(i / Tile::kPieces, i % Tile::kPieces));
-    }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const int i = lane + (step + b) * 32;
-      const int row = i / Tile::kPieces;
-      const int column = i % Tile::kPieces * 8;
-      if (step + b >= kSteps || row >= rows || column >= columns) continue;
-      OType* piece = target + row * o.row + column * o.column;
-      if (whole) {
-        store_global(reinterpret_cast<Words4*>(piece), words[b]);
-      } else {
-        store_elements(piece, o.column, words[b], columns - column);
+      for (int e = 0; e < 8; ++e) {
+        const unsigned bits = words.word[e / 2] >> 16 * (e % 2) & 0xffffu;
+        if (column + e < columns) {
+          store_global(piece + e * o.column, OType{static_cast<unsigned short>(bits)});
+        }
       }
     }
   }
@@ -112,6 +95,6 @@ __device__ __forceinline__ void store_rows(const Params& params, const Block& bl
     }
   }
   __syncwarp();
-  store_tile<Block::kStoreBatch>(shared, entry_of<OType>(params.o, tile, tile.head) + first_row * params.o.row, params.o,
+  store_tile(shared, entry_of<OType>(params.o, tile, tile.head) + first_row * params.o.row, params.o,
              static_cast<int>(tile.row_end - first_row), static_cast<int>(params.p));
 }

@@ -59,7 +59,6 @@ struct Sm90Block {
   static constexpr int kThreads = kGroupThreads + kProviders;
   static constexpr int kSplit = 1;  // warps that share rows
   static constexpr int kWarpRows = 16;
-  static constexpr int kStoreBatch = 4;
   // A block is launched with so many registers a thread, a multiple of 8, and can't have more: to wait for one hangs.
   static constexpr int kLaunchedRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kProviderRegisters = kThreads > 384 ? 32 : 40;

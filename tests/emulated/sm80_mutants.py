@@ -125,20 +125,18 @@ SM80_MUTANTS: dict[str, Mutant] = {
         EPILOGUE, "threadIdx.x / 32 * Tile::kBytes", "0 * Tile::kBytes"
     ),
     "pieces of O are swapped": sm80(
-        EPILOGUE,
-        "load_shared<Words4>(tile.at(i / Tile::kPieces, i % Tile::kPieces))",
-        "load_shared<Words4>(tile.base)",
+        EPILOGUE, "load_shared<Words4>(tile.at(row, column / 8))", "load_shared<Words4>(tile.base)"
     ),
     "pieces beyond p are stored": sm80(
-        EPILOGUE, "row >= rows || column >= columns) continue;", "row >= rows) continue;"
+        EPILOGUE, "if (row >= rows || column >= columns) continue;", "if (row >= rows) continue;"
     ),
     "elements beyond p are stored": sm80(
-        EPILOGUE, "if (e < count) store", "store", ["float16, ragged out"]
+        EPILOGUE, "if (column + e < columns) {", "if (true) {", ["float16, ragged out"]
     ),
     "rows beyond m are stored": sm80(
         EPILOGUE,
-        "row >= rows || column >= columns) continue;",
-        "column >= columns) continue;",
+        "if (row >= rows || column >= columns) continue;",
+        "if (column >= columns) continue;",
     ),
     "the lse of rows beyond m is stored": sm80(
         EPILOGUE, "if (row < tile.row_end) store_global", "store_global"
@@ -147,13 +145,13 @@ SM80_MUTANTS: dict[str, Mutant] = {
         EPILOGUE, ">> 16 * (e % 2)", ">> 16 * (1 - e % 2)", ["float16, ragged out"]
     ),
     "columns of out are taken for dense": sm80(
-        EPILOGUE, "target + e * stride", "target + e", ["float16, sliced out"]
+        EPILOGUE, "piece + e * o.column", "piece + e", ["float16, sliced out"]
     ),
     "a strided row is stored in pieces": sm80(
         EPILOGUE, "whole = o.column == 1 &&", "whole =", ["float16, sliced out"]
     ),
     "whole pieces aren't stored": sm80(
-        EPILOGUE, "store_global(reinterpret_cast<Words4*>(piece), words[b]);", ""
+        EPILOGUE, "store_global(reinterpret_cast<Words4*>(piece), words);", ""
     ),
     "rows at odd distances are stored in pieces": sm80(
         EPILOGUE, "o.row % 8 == 0 &&", "", ["float16, out of odd pitch"]
